@@ -185,3 +185,8 @@ class Config(Section):
     probe: Probe = Field(default_factory=Probe)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     log: Log = Field(default_factory=Log)
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per optimizer step."""
+        return self.train.batch_size * self.train.grad_accum

@@ -1,0 +1,87 @@
+"""Characters or bytes to ids and back, as NumPy arrays. BOS, where there is one, is the last id and stands for no text."""
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from configs import UserError
+
+
+class Tokenizer(Protocol):
+    """What the rest of the code needs of a tokenizer."""
+
+    vocab_size: int
+    bos: int | None
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of `text`, int64; raises `UserError` for text that has none."""
+        ...
+
+    def decode(self, ids: Any) -> str:
+        """Text of `ids`; BOS gives none."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """What `load_tokenizer` needs to build it again."""
+        ...
+
+
+class CharTokenizer:
+    """One id for each of `characters`, in their order."""
+
+    def __init__(self, characters: str, bos: bool):
+        self.characters = characters
+        self.bos = len(characters) if bos else None
+        self.vocab_size = len(characters) + bos
+        self._points = _code_points(characters)
+        self._order = np.argsort(self._points)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids; characters outside the alphabet are listed in the error."""
+        points, known = _code_points(text), self._points[self._order]
+        place = np.minimum(np.searchsorted(known, points), len(known) - 1)
+        unknown = points[known[place] != points]
+        if unknown.size:
+            listed = " ".join(repr(chr(point)) for point in np.unique(unknown)[:20])
+            raise UserError(f"characters that the tokenizer has never seen: {listed}; it knows {self.characters!r}")
+        return self._order[place]
+
+    def decode(self, ids: Any) -> str:
+        """Text, without BOS."""
+        return "".join(self.characters[i] for i in ids if i != self.bos)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its alphabet."""
+        return {"kind": "char", "bos": self.bos is not None, "characters": self.characters}
+
+
+class ByteTokenizer:
+    """The 256 bytes of UTF-8: encodes any text."""
+
+    def __init__(self, bos: bool):
+        self.bos = 256 if bos else None
+        self.vocab_size = 256 + bos
+
+    def encode(self, text: str) -> np.ndarray:
+        """The bytes of `text`."""
+        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
+
+    def decode(self, ids: Any) -> str:
+        """Text, without BOS; bytes that are no UTF-8 become U+FFFD."""
+        return bytes(int(i) for i in ids if i != self.bos).decode(errors="replace")
+
+    def to_json(self) -> dict[str, Any]:
+        """Only whether it has BOS."""
+        return {"kind": "byte", "bos": self.bos is not None}
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer that a run saved as `tokenizer.json`."""
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    return CharTokenizer(saved["characters"], saved["bos"]) if saved["kind"] == "char" else ByteTokenizer(saved["bos"])
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
