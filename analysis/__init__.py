@@ -1,0 +1,1 @@
+"""What the heads do: statistics, probes. Reads models, never trains them."""
