@@ -1,9 +1,7 @@
-"""Looking into a model without leaving a trace."""
+"""Looking into a model without leaving a trace; the observers are gone when the block ends."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-import torch
 
 from model.attention import Observation
 from model.transformer import GPT
@@ -20,16 +18,3 @@ def observe(model: GPT, fn: Callable[[Observation], None]) -> Iterator[None]:
     finally:
         for attention in layers:
             attention.observers.remove(fn)
-
-
-@contextmanager
-def reading(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; the mode of every module comes back, also after an error."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.capture import observe, reading
+from analysis.capture import observe
 from analysis.rows import rows_of
 from analysis.statistics import REGISTRY
 from configs import UserError
@@ -69,7 +69,7 @@ def measure(model: GPT, probes: Probes, bos_trained: bool) -> dict[str, Any]:
     A number that is not finite becomes None and is counted in `probe.nonfinite`, so that the record stays valid JSON.
     """
     skipped = 0
-    with reading(model):
+    with model.reading():
         scores, losses_BT, skipped = _pass(model, probes.text_BT, "text")
         if probes.text_without_bos_BT is not None:
             scores |= _pass(model, probes.text_without_bos_BT, "text_without_bos")[0]
@@ -101,6 +101,16 @@ def measure(model: GPT, probes: Probes, bos_trained: bool) -> dict[str, Any]:
             "nonfinite": nonfinite,
         },
     }
+
+
+def summary(record: dict[str, Any]) -> str:
+    """One line of an attention record: the strongest head of the best-known kinds, as `name score (layer.head)`."""
+    parts = []
+    for name in ("previous", "induction", "sink"):
+        score_LH = torch.tensor([[value or 0.0 for value in row] for row in record["scores"][name]])
+        layer, head = divmod(int(score_LH.argmax()), score_LH.size(1))
+        parts.append(f"{name} {score_LH.max():.2f} ({layer}.{head})")
+    return f"{', '.join(parts)}; second-repeat loss {record['model']['repeat_loss_2']:.2f}"
 
 
 def _pass(

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +21,7 @@ class Request(NamedTuple):
 
     config: Config
     resume: Path | None
-    print_config: bool
-    overrides: set[str]  # dotted keys given on the command line
+    print_config: bool = False
 
 
 class _Settings(Config, BaseSettings):
@@ -42,17 +42,32 @@ def parse(argv: list[str]) -> Request:
     if flags["config"] and flags["resume"]:
         raise UserError("give --config to start a run or --resume to continue one, not both")
     folder = Path(flags["resume"]) if flags["resume"] else None
-    values = {}
+    values, saved = {}, None
     if folder is not None:
-        values = read_yaml(folder / "config.yaml", f"{folder} is not a run folder")
-        values.setdefault("run", {})["dir"] = str(folder)  # the folder may have been moved since
+        saved = read_yaml(folder / "config.yaml", f"--resume needs a run folder; {folder} has no config.yaml")
+        values = {**saved, "run": {**saved.get("run", {}), "dir": str(folder)}}  # it may have been moved since
     elif flags["config"]:
-        values = read_yaml(Path(flags["config"]), f"no config file {flags['config']}")
+        values = read_yaml(Path(flags["config"]), f"no config file {flags['config']}; configs/ has {', '.join(presets())}")
     given = {name: section for name, section in given.items() if name in Config.model_fields}
-    overrides = {f"{name}.{key}" for name, section in given.items() for key in section}
     for name, section in given.items():
         values[name] = {**(values.get(name) or {}), **section}
-    return Request(validate(values, unknown), folder, flags["print_config"], overrides)
+    config = validate(values, unknown)
+    if saved is not None:
+        _check_resumable(validate(saved), config)
+    return Request(config, folder, flags["print_config"])
+
+
+def parse_or_exit(argv: list[str]) -> Request:
+    """`parse`, with `--print_config` served and errors shown: exit code 2, one message, no traceback."""
+    try:
+        request = parse(argv)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    if request.print_config:
+        print(to_yaml(request.config), end="")
+        sys.exit(0)
+    return request
 
 
 def validate(values: dict[str, Any], unknown: list[str] = ()) -> Config:  # type: ignore[assignment]
@@ -73,8 +88,8 @@ def read_yaml(path: Path, missing: str) -> dict[str, Any]:
     """The mapping in a YAML file; one line with the place for anything else."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{missing}; configs/ has {', '.join(presets())}") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(missing) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     except yaml.YAMLError as error:
@@ -105,6 +120,26 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--resume", metavar="DIR", help="continue the run in DIR from its newest intact checkpoint")
     parser.add_argument("--print_config", action="store_true", help="print the merged configuration and stop")
     return parser
+
+
+def _check_resumable(before: Config, after: Config) -> None:
+    """What weights, moments and data order hang on stays as it was when the run began."""
+    old, new = before.model_dump(), after.model_dump()
+    changed = [key for key in KEYS if _is_fixed(key) and _get(old, key) != _get(new, key)]
+    if changed:
+        listed = ", ".join(f"{key} (was {_get(old, key)}, asked {_get(new, key)})" for key in changed)
+        raise UserError(f"a resumed run keeps {listed}; start a new run to change that")
+
+
+def _is_fixed(key: str) -> bool:
+    if key.startswith("model."):
+        return key not in ("model.backend", "model.dropout")
+    return key in ("run.seed", "data.source", "data.tokenizer", "data.bos", "data.val_fraction", "optimizer.name")
+
+
+def _get(values: dict[str, Any], key: str) -> Any:
+    section, name = key.split(".")
+    return values[section][name]
 
 
 def _unknown_key(key: str) -> str:

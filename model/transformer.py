@@ -1,6 +1,8 @@
 """The decoder: embedding, blocks of attention and MLP on a residual stream, head, initialisation."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +90,18 @@ class GPT(nn.Module):
             if isinstance(module, Linear):
                 module.compute_dtype = dtype
         return self
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Evaluation mode without gradients; the mode of every module comes back, also after an error."""
+        modes = {module: module.training for module in self.modules()}
+        try:
+            self.eval()
+            with torch.no_grad():
+                yield
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
 
     def num_parameters(self) -> int:
         """All trained numbers, a tied head counted once."""

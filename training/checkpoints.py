@@ -1,0 +1,195 @@
+"""Checkpoints: complete or invisible, checked before use, never unpickled.
+
+`checkpoints/step-00000500/` holds `model.safetensors` (parameters by name), `optimizer.safetensors` (moments as
+`<parameter>/<key>`), `state.json` and `checksums.json` (SHA-256 of the other three). It is written under a temporary
+name, flushed to disk and renamed. Random state is not stored: every stream is a function of the seed and the step.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from configs import UserError
+from configs.schema import Checkpoint as CheckpointConfig
+from model.transformer import GPT
+from training import Stopped
+
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+Optimizers = list[torch.optim.Optimizer]
+
+
+def environment() -> dict[str, Any]:
+    """What two runs must share to agree bit for bit."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+    }
+
+
+@dataclass
+class State:
+    """Where a run stands."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    telemetry_seconds: float = 0.0
+    eval_loss: float | None = None  # of this step, None where it was not evaluated
+    best_loss: float | None = None
+    fingerprint: str = ""
+    environment: dict[str, Any] = field(default_factory=environment)
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """The checkpoint of a step."""
+    return folder / f"step-{step:08d}"
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Steps that have a checkpoint, ascending."""
+    return sorted(int(path.name[5:]) for path in folder.glob("step-" + "[0-9]" * 8))
+
+
+def is_log_spaced(step: int) -> bool:
+    """0, 1, 2, 4 ... 512, 1024, 1536 ..."""
+    return step % 512 == 0 or (step < 512 and step & (step - 1) == 0)
+
+
+def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None:
+    """Write the checkpoint of `state.step`. Raises `Stopped` where the disk does not take it."""
+    target = path_of(folder, state.step)
+    temporary = folder / f"tmp-{state.step}-{os.getpid()}"
+    try:
+        temporary.mkdir(parents=True)
+        save_file({name: p.detach() for name, p in model.named_parameters()}, temporary / "model.safetensors")
+        save_file(_moments(model, optimizers), temporary / "optimizer.safetensors")
+        (temporary / "state.json").write_text(json.dumps(asdict(state), indent=1))
+        (temporary / "checksums.json").write_text(json.dumps({name: _sha256(temporary / name) for name in FILES}))
+        for path in (*temporary.iterdir(), temporary):
+            _to_disk(path)
+        _discard(target)  # there is one only if it was found damaged
+        temporary.rename(target)
+        _to_disk(folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise Stopped(f"cannot save the checkpoint of step {state.step} in {folder}: {error}") from error
+
+
+def prune(folder: Path, config: CheckpointConfig) -> None:
+    """Remove checkpoints that no rule keeps: the newest `keep_last`, the best, the log-spaced."""
+    steps = steps_in(folder)
+    kept = set(steps[-config.keep_last :])
+    if config.log_spaced:
+        kept |= {step for step in steps if is_log_spaced(step)}
+    if config.keep_best:
+        losses = {step: _eval_loss(path_of(folder, step)) for step in steps}
+        evaluated = {step: loss for step, loss in losses.items() if loss is not None}
+        kept |= {min(evaluated, key=lambda step: evaluated[step])} if evaluated else set()
+    for step in set(steps) - kept:
+        _discard(path_of(folder, step))
+
+
+def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State, list[str]]:
+    """Fill model and optimizers from the newest intact checkpoint; also says what was wrong with newer ones.
+
+    Raises `UserError` where none is intact or the parameters are another model's.
+    """
+    faults = []
+    for step in reversed(steps_in(folder)):
+        path = path_of(folder, step)
+        fault = _fault(path)
+        if fault:
+            faults.append(f"{path} is damaged ({fault})")
+            continue
+        _fill(dict(model.named_parameters()), load_file(path / "model.safetensors"), path)
+        _restore_moments(model, optimizers, load_file(path / "optimizer.safetensors"))
+        return State(**json.loads((path / "state.json").read_text())), faults
+    found = "".join(f"; {fault}" for fault in faults)
+    raise UserError(f"no intact checkpoint in {folder}{found}: start afresh with --config and --run.overwrite true")
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a kill in the middle of a save or a removal has left."""
+    for path in folder.glob("tmp-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _moments(model: GPT, optimizers: Optimizers) -> dict[str, Tensor]:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{names[parameter]}/{key}": value
+        for optimizer in optimizers
+        for parameter, values in optimizer.state.items()
+        for key, value in values.items()
+    }
+
+
+def _restore_moments(model: GPT, optimizers: Optimizers, moments: dict[str, Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    owners = {p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    for full_name, value in moments.items():
+        name, key = full_name.rsplit("/", 1)
+        owners[parameters[name]].state[parameters[name]][key] = value
+
+
+def _fill(parameters: dict[str, torch.nn.Parameter], saved: dict[str, Tensor], path: Path) -> None:
+    have, want = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (saved, parameters))
+    if have != want:
+        name = next(iter(sorted(set(have.items()) ^ set(want.items()))))[0]
+        raise UserError(f"{path} holds another model: {name} is {have.get(name)} there, {want.get(name)} in the config")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(saved[name])
+
+
+def _fault(path: Path) -> str | None:
+    """What is wrong with a checkpoint, None if it is intact."""
+    try:
+        sums = json.loads((path / "checksums.json").read_text())
+        wrong = [name for name in FILES if _sha256(path / name) != sums[name]]
+        return f"{wrong[0]} does not match its checksum" if wrong else None
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"checksums.json cannot be read: {error}"
+
+
+def _eval_loss(path: Path) -> float | None:
+    try:
+        return json.loads((path / "state.json").read_text())["eval_loss"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _discard(path: Path) -> None:
+    """Make a checkpoint invisible in one move, then remove it."""
+    if path.exists():
+        removed = path.with_name(f"tmp-removed-{path.name}-{os.getpid()}")
+        path.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

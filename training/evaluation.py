@@ -1,0 +1,25 @@
+"""Loss on the validation part."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+
+from data.sources import IGNORED, Batch
+from model.transformer import GPT
+
+
+def evaluate(model: GPT, batches: Iterable[Batch], bytes_per_token: float) -> dict[str, float | None]:
+    """Mean loss in nats per token, its standard error over windows (None for a single one), and bits per byte."""
+    sums, counts = [], []
+    with model.reading():
+        for inputs_BT, targets_BT in batches:
+            logits_BTV = model(inputs_BT)
+            losses_BT = F.cross_entropy(logits_BTV.transpose(1, 2), targets_BT, ignore_index=IGNORED, reduction="none")
+            sums.append(losses_BT.double().sum(1))
+            counts.append((targets_BT != IGNORED).sum(1))
+    sum_N, count_N = torch.cat(sums), torch.cat(counts)
+    loss = (sum_N.sum() / count_N.sum()).item()
+    sem = (sum_N / count_N).std().item() / math.sqrt(len(sum_N)) if len(sum_N) > 1 else None
+    return {"loss": loss, "loss_sem": sem, "bits_per_byte": loss / math.log(2) / bytes_per_token}
