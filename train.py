@@ -77,7 +77,11 @@ def build(request: Request) -> Run:
     if not request.resume:
         check_unused(folder, config.run.overwrite)
     source = load_source(config)
-    model = GPT(config.model, source.tokenizer.vocab_size, torch.Generator().manual_seed(seed_for(config.run.seed, "init")))
+    model = GPT(
+        config.model,
+        source.tokenizer.vocab_size,
+        torch.Generator().manual_seed(seed_for(config.run.seed, "init")),
+    )
     model.compute_in(torch.bfloat16 if config.train.precision == "bf16" else torch.float32)
     probes = make_probes(source, T, config.probe.sequences, config.run.seed) if config.probe.every else None
     state = checkpoints.State(fingerprint=source.fingerprint)
@@ -115,11 +119,17 @@ def resume(run: Run) -> None:
     """Load the newest intact checkpoint, and say what differs from when it was written."""
     state, faults = checkpoints.load_newest(run.folder / "checkpoints", run.model, run.optimizers)
     if state.fingerprint != run.source.fingerprint:
-        raise UserError(f"the data differ from those that {run.folder} was trained on; restore them or start a new run")
+        raise UserError(
+            f"the data differ from those that {run.folder} was trained on; restore them or start a new run"
+        )
     if run.config.train.steps < state.step:
-        raise UserError(f"train.steps {run.config.train.steps} lies before step {state.step}, which is reached already")
+        raise UserError(
+            f"train.steps {run.config.train.steps} lies before step {state.step}, which is reached already"
+        )
     now = run.state.environment
-    changed = [f"{key} was {was}, is {now.get(key)}" for key, was in state.environment.items() if was != now.get(key)]
+    changed = [
+        f"{key} was {was}, is {now.get(key)}" for key, was in state.environment.items() if was != now.get(key)
+    ]
     if changed:
         faults.append(f"the run will not continue bit for bit: {', '.join(changed)}")
     for fault in faults:
@@ -141,7 +151,10 @@ def describe(run: Run) -> None:
         f"{run.model.num_parameters():,} parameters; attention on {run.model.attentions()[0].backend}, "
         f"linear layers in {c.train.precision}"
     )
-    print(f"  train  {c.train.steps:,} steps x {tokens:,} tokens = {c.train.steps * tokens:,} tokens", flush=True)
+    print(
+        f"  train  {c.train.steps:,} steps x {tokens:,} tokens = {c.train.steps * tokens:,} tokens",
+        flush=True,
+    )
 
 
 def loop(run: Run, log: JsonLines, interrupted: Callable[[], bool]) -> bool:
@@ -174,7 +187,9 @@ def loop(run: Run, log: JsonLines, interrupted: Callable[[], bool]) -> bool:
     if state.step < c.train.steps:
         return False
     state.seconds = max(state.seconds, time.perf_counter() - began)
-    log.write("end", state.step, seconds=state.seconds, telemetry_share=state.telemetry_seconds / state.seconds)
+    log.write(
+        "end", state.step, seconds=state.seconds, telemetry_share=state.telemetry_seconds / state.seconds
+    )
     return True
 
 
@@ -184,8 +199,12 @@ def update(run: Run, step: int, share: float) -> tuple[float, float]:
     inputs_BT, targets_BT = run.source.batch(step)
 
     def losses() -> Iterator[Tensor]:
-        torch.manual_seed(seed_for(c.run.seed, "dropout", step))  # dropout alone draws from the global generator
-        for x_BT, y_BT in zip(*(part.split(c.train.batch_size) for part in (inputs_BT, targets_BT)), strict=True):
+        torch.manual_seed(
+            seed_for(c.run.seed, "dropout", step)
+        )  # dropout alone draws from the global generator
+        for x_BT, y_BT in zip(
+            *(part.split(c.train.batch_size) for part in (inputs_BT, targets_BT)), strict=True
+        ):
             yield F.cross_entropy(model(x_BT).flatten(0, 1), y_BT.flatten()) / c.train.grad_accum
 
     loss = 0.0

@@ -88,7 +88,9 @@ def measure(model: GPT, probes: Probes, bos_trained: bool) -> dict[str, Any]:
             # The first token of a block is left out of both: nothing says where the repeat begins.
             "repeat_loss_1": repeat_losses_BT[:, 1:s].mean().item(),
             "repeat_loss_2": repeat_losses_BT[:, s + 1 : 2 * s].mean().item(),
-            "icl_score": (losses_BT[:, late[0] : late[1]].mean() - losses_BT[:, early[0] : early[1]].mean()).item(),
+            "icl_score": (
+                losses_BT[:, late[0] : late[1]].mean() - losses_BT[:, early[0] : early[1]].mean()
+            ).item(),
         },
         "probe": {
             "bos": probes.text_without_bos_BT is not None,

@@ -83,7 +83,9 @@ class FusedRows(Rows):
         group = self.q.size(1) // k_BGSD.size(1)
         return self.scale * (self.q * k_BGSD.repeat_interleave(group, dim=1)).sum(-1)
 
-    def _attend(self, keys: Tensor, values: Tensor, scale: float, sink_H: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _attend(
+        self, keys: Tensor, values: Tensor, scale: float, sink_H: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         attend = BACKENDS[self.seen.backend]
         return attend(self.q, keys, values, scale=scale, sink_H=sink_H, return_lse=True, **self._options)
 

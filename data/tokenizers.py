@@ -45,7 +45,9 @@ class CharTokenizer:
         unknown = points[known[place] != points]
         if unknown.size:
             listed = " ".join(repr(chr(point)) for point in np.unique(unknown)[:20])
-            raise UserError(f"characters that the tokenizer has never seen: {listed}; it knows {self.characters!r}")
+            raise UserError(
+                f"characters that the tokenizer has never seen: {listed}; it knows {self.characters!r}"
+            )
         return self._order[place]
 
     def decode(self, ids: Any) -> str:
@@ -80,7 +82,11 @@ class ByteTokenizer:
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer that a run saved as `tokenizer.json`."""
     saved = json.loads(path.read_text(encoding="utf-8"))
-    return CharTokenizer(saved["characters"], saved["bos"]) if saved["kind"] == "char" else ByteTokenizer(saved["bos"])
+    return (
+        CharTokenizer(saved["characters"], saved["bos"])
+        if saved["kind"] == "char"
+        else ByteTokenizer(saved["bos"])
+    )
 
 
 def _code_points(text: str) -> np.ndarray:

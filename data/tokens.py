@@ -54,7 +54,9 @@ def prepare(config: DataConfig, text: str, context_length: int) -> Tokens:
 
 
 def _check_lengths(tokens: dict[str, int], context_length: int, config: DataConfig) -> None:
-    need = context_length + (not config.bos)  # BOS takes the first place of a window; else the last target is one more
+    need = context_length + (
+        not config.bos
+    )  # BOS takes the first place of a window; else the last target is one more
     for name, have in tokens.items():
         if have < need:
             what = config.path or config.source
@@ -92,7 +94,8 @@ def _complete(folder: Path) -> bool:
         meta = json.loads((folder / "meta.json").read_text())
         parts = {name: np.memmap(folder / f"{name}.bin", meta["dtype"], "r") for name in meta["tokens"]}
         return all(
-            len(ids) == meta["tokens"][name] and int(ids.max()) < meta["vocab_size"] for name, ids in parts.items()
+            len(ids) == meta["tokens"][name] and int(ids.max()) < meta["vocab_size"]
+            for name, ids in parts.items()
         )
     except (OSError, ValueError, KeyError):
         return False

@@ -48,7 +48,9 @@ class CausalSelfAttention(nn.Module):
         C, H_D, G_D = config.d_model, config.n_head * config.d_head, config.n_kv_head * config.d_head
         self.W_q, self.W_k, self.W_v = (Linear(C, width, config.bias) for width in (H_D, G_D, G_D))
         self.W_o = Linear(H_D, C, config.bias)
-        self.rotary = Rotary(config.d_head, config.context_length, config.rope_theta) if config.rope_theta else None
+        self.rotary = (
+            Rotary(config.d_head, config.context_length, config.rope_theta) if config.rope_theta else None
+        )
         self.heads = nn.Identity()
         self.observers: list[Callable[[Observation], None]] = []
 

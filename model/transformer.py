@@ -53,7 +53,9 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int, generator: torch.Generator | None = None):
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
-        self.token_embedding = nn.Embedding(vocab_size, config.d_model, _weight=torch.empty(vocab_size, config.d_model))
+        self.token_embedding = nn.Embedding(
+            vocab_size, config.d_model, _weight=torch.empty(vocab_size, config.d_model)
+        )
         self.position_embedding = None
         if config.position == "learned":
             places = torch.empty(config.context_length, config.d_model)

@@ -77,7 +77,9 @@ def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None
         save_file({name: p.detach() for name, p in model.named_parameters()}, temporary / "model.safetensors")
         save_file(_moments(model, optimizers), temporary / "optimizer.safetensors")
         (temporary / "state.json").write_text(json.dumps(asdict(state), indent=1))
-        (temporary / "checksums.json").write_text(json.dumps({name: _sha256(temporary / name) for name in FILES}))
+        (temporary / "checksums.json").write_text(
+            json.dumps({name: _sha256(temporary / name) for name in FILES})
+        )
         for path in (*temporary.iterdir(), temporary):
             _to_disk(path)
         _discard(target)  # there is one only if it was found damaged
@@ -118,7 +120,9 @@ def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State
         _restore_moments(model, optimizers, load_file(path / "optimizer.safetensors"))
         return State(**json.loads((path / "state.json").read_text())), faults
     found = "".join(f"; {fault}" for fault in faults)
-    raise UserError(f"no intact checkpoint in {folder}{found}: start afresh with --config and --run.overwrite true")
+    raise UserError(
+        f"no intact checkpoint in {folder}{found}: start afresh with --config and --run.overwrite true"
+    )
 
 
 def sweep(folder: Path) -> None:
@@ -139,7 +143,9 @@ def _moments(model: GPT, optimizers: Optimizers) -> dict[str, Tensor]:
 
 def _restore_moments(model: GPT, optimizers: Optimizers, moments: dict[str, Tensor]) -> None:
     parameters = dict(model.named_parameters())
-    owners = {p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    owners = {
+        p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+    }
     for full_name, value in moments.items():
         name, key = full_name.rsplit("/", 1)
         owners[parameters[name]].state[parameters[name]][key] = value
@@ -149,7 +155,9 @@ def _fill(parameters: dict[str, torch.nn.Parameter], saved: dict[str, Tensor], p
     have, want = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (saved, parameters))
     if have != want:
         name = next(iter(sorted(set(have.items()) ^ set(want.items()))))[0]
-        raise UserError(f"{path} holds another model: {name} is {have.get(name)} there, {want.get(name)} in the config")
+        raise UserError(
+            f"{path} holds another model: {name} is {have.get(name)} there, {want.get(name)} in the config"
+        )
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(saved[name])

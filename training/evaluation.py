@@ -16,7 +16,9 @@ def evaluate(model: GPT, batches: Iterable[Batch], bytes_per_token: float) -> di
     with model.reading():
         for inputs_BT, targets_BT in batches:
             logits_BTV = model(inputs_BT)
-            losses_BT = F.cross_entropy(logits_BTV.transpose(1, 2), targets_BT, ignore_index=IGNORED, reduction="none")
+            losses_BT = F.cross_entropy(
+                logits_BTV.transpose(1, 2), targets_BT, ignore_index=IGNORED, reduction="none"
+            )
             sums.append(losses_BT.double().sum(1))
             counts.append((targets_BT != IGNORED).sum(1))
     sum_N, count_N = torch.cat(sums), torch.cat(counts)

@@ -37,8 +37,16 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Causal attention as in `model.backends`; O(ROWS * S) memory, forward and backward."""
 
-    def block(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, segment: Tensor | None) -> tuple[Tensor, Tensor]:
-        options = {"scale": scale, "window": window, "sink_H": sink, "segment": segment, "dropout_p": dropout_p}
+    def block(
+        q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, segment: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        options = {
+            "scale": scale,
+            "window": window,
+            "sink_H": sink,
+            "segment": segment,
+            "dropout_p": dropout_p,
+        }
         out, lse = naive.attend(q, k, v, **options, return_lse=True)  # type: ignore[arg-type]
         assert lse is not None
         return out, lse
@@ -48,7 +56,9 @@ def attend(
         # The last key of the slice is the last query's own position, which is what `own` ends with.
         own = None if segment is None else segment[:, keys]
         inputs = q_BHTD[:, :, queries], k_BGSD[:, :, keys], v_BGSD[:, :, keys], sink_H, own
-        out, lse = checkpoint(block, *inputs, use_reentrant=False) if torch.is_grad_enabled() else block(*inputs)
+        out, lse = (
+            checkpoint(block, *inputs, use_reentrant=False) if torch.is_grad_enabled() else block(*inputs)
+        )
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs, dim=2), torch.cat(lses, dim=2) if return_lse else None
