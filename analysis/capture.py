@@ -1,4 +1,4 @@
-"""Looking into a model without leaving a trace; the observers are gone when the block ends."""
+"""Looking into a model: observers of its attention that are gone when the block ends."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from model.transformer import GPT
 
 @contextmanager
 def observe(model: GPT, fn: Callable[[Observation], None]) -> Iterator[None]:
-    """Call `fn` with what each attention layer computes in the forward passes inside; always removed at the end."""
+    """Call `fn` with what each attention layer computes in the forward passes inside; always removed."""
     layers = model.attentions()
     for attention in layers:
         attention.observers.append(fn)

@@ -1,9 +1,12 @@
-"""The attention weights of one layer, asked for row by row: exact on fused kernels, without the T x T matrix.
+"""The attention weights of one layer, row by row: exact on fused kernels, without the T x T matrix.
 
-Two ways to the same numbers. `FusedRows` uses only the kernel's own log-sum-exp, in O(T D) memory; `ExplicitRows`
-builds the weights, a block of rows at a time. Notation: `A[i,j]` weight of query i on key j, `s[i,j]` scaled score,
-c the scale, `lse[i]` the log-sum-exp of row i, a sink logit included.
+Two ways to the same numbers. `FusedRows` uses the kernel's own log-sum-exp and O(T D) memory; `ExplicitRows`
+builds the weights, a block of rows at a time. Notation: `A[i,j]` weight of query i on key j, `s[i,j]` scaled
+score, c the scale, `lse[i]` the log-sum-exp of row i, a sink logit included.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,42 +18,36 @@ SHARPEN = 2.0**20  # lse(beta s) / beta is the row maximum, at most log(T) / bet
 
 
 class Rows:
-    """What a statistic sees of one layer on one probe. `i` are the query positions, `block_length` the repeat's."""
+    """What a statistic sees of one layer on one probe: query positions `i`, the repeat's `block_length`.
+
+    All results are B x H x T, a number per query. Subclasses give `weight(key_T)`: `A[i, key_T[i]]`, 0 where
+    the query does not see that key; `entropy()` in nats, where a sink logit counts as one more outcome; and
+    `max_logit()`: the largest `s[i,j]`.
+    """
 
     def __init__(self, seen: Observation, block_length: int | None = None):
-        self.seen, self.block_length = seen, block_length
-        self.q, self.lse_BHT, self.scale = seen.q_BHTD.float(), seen.lse_BHT.float(), seen.scale
-        self.k = seen.k_BGSD.float()
+        self.seen, self.block_length, self.scale = seen, block_length, seen.scale
+        self.q, self.k, self.lse_BHT = seen.q_BHTD.float(), seen.k_BGSD.float(), seen.lse_BHT.float()
         self.i = torch.arange(self.q.size(2), device=self.q.device)
-        self.sees_BHT = self.lse_BHT > float("-inf")  # rows that see nothing are skipped by all means
-        self._options = {"window": seen.window, "segment": seen.segment}
+        self.masks: dict[str, Any] = {"window": seen.window, "segment": seen.segment}
+        self.sees_BHT = self.lse_BHT > -naive.INF  # rows that see nothing are skipped by all means
 
-    def weight(self, key_T: Tensor) -> Tensor:
-        """`A[i, key_T[i]]` as B x H x T; 0 where the query does not see that key or there is none."""
-        raise NotImplementedError
-
-    def entropy(self) -> Tensor:
-        """`-sum_j A[i,j] log A[i,j]` in nats as B x H x T; a sink logit counts as one more outcome."""
-        raise NotImplementedError
-
-    def max_logit(self) -> Tensor:
-        """`max_j s[i,j]` over the visible keys as B x H x T."""
-        raise NotImplementedError
+    weight: Callable[[Tensor], Tensor]
+    entropy: Callable[[], Tensor]
+    max_logit: Callable[[], Tensor]
 
     def log_outcomes(self) -> Tensor:
-        """Log of the number of keys each query sees, one more with a sink; B x 1 x T or 1 x 1 x T."""
+        """Log of the number of keys each query sees, one more with a sink."""
         if self.seen.segment is None:
             count_T = (self.i + 1).clamp(max=self.seen.window or len(self.i)).float()
-        else:  # equal scores have the log of their number as log-sum-exp
+        else:  # the log-sum-exp of equal scores is the log of their number
             zero = torch.zeros_like(self.q[:, :1])
-            _, log_count = BACKENDS[self.seen.backend](
-                zero, zero, zero, scale=1.0, return_lse=True, **self._options
-            )
-            count_T = log_count.exp()
-        return (count_T + (self.seen.sink_H is not None)).log().expand(self.q.size(0), 1, -1)
+            attend = BACKENDS[self.seen.backend]
+            count_T = attend(zero, zero, zero, scale=1.0, return_lse=True, **self.masks)[1].exp()
+        return (count_T + (self.seen.sink_H is not None)).log().expand_as(self.lse_BHT)
 
     def per_sequence(self, values_BHT: Tensor, first: int = 0, stop: int | None = None) -> Tensor:
-        """Mean over the queries `first <= i < stop` that see something, as B x H; NaN where there is none."""
+        """Mean over the queries `first <= i < stop` that see something, B x H; NaN where there is none."""
         counted = self.sees_BHT & (self.i >= first) & (self.i < (stop or len(self.i)))
         return values_BHT.double().masked_fill(~counted, float("nan")).nanmean(-1)
 
@@ -70,24 +67,13 @@ class Rows:
 
 
 class FusedRows(Rows):
-    """From q, k and lse alone. Keys are taken relative to key 0, which leaves softmax as it is and keeps s small."""
+    """From q, k and lse alone. Keys are relative to key 0, which leaves softmax as it is and s small."""
 
     def __init__(self, seen: Observation, block_length: int | None = None):
         super().__init__(seen, block_length)
         self.k_relative = self.k - self.k[:, :, :1]
         self.shift_BHT = self._dot(self.k[:, :, :1])
         self.lse_relative = self.lse_BHT - self.shift_BHT
-
-    def _dot(self, k_BGSD: Tensor) -> Tensor:
-        """`c q_i . k_i`, keys repeated over their group of query heads."""
-        group = self.q.size(1) // k_BGSD.size(1)
-        return self.scale * (self.q * k_BGSD.repeat_interleave(group, dim=1)).sum(-1)
-
-    def _attend(
-        self, keys: Tensor, values: Tensor, scale: float, sink_H: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        attend = BACKENDS[self.seen.backend]
-        return attend(self.q, keys, values, scale=scale, sink_H=sink_H, return_lse=True, **self._options)
 
     def weight(self, key_T: Tensor) -> Tensor:
         """`exp(c q_i . k'_j - lse'_i)`."""
@@ -96,24 +82,33 @@ class FusedRows(Rows):
         return torch.where(self._visible(key_T), (score_BHT - self.lse_relative).exp(), 0.0)
 
     def entropy(self) -> Tensor:
-        """`lse - c q_i . mean key`: the same kernel once more with the keys in place of the values."""
+        """`lse - c q_i . mean key`: the same kernel once more, with the keys in place of the values."""
         sink_H = self.seen.sink_H
-        if sink_H is None:
-            mean_key, _ = self._attend(self.k_relative, self.k_relative, self.scale, None)
-            entropy_BHT = self.lse_relative - self.scale * (self.q * mean_key).sum(-1)
-        else:  # the sink stays at its logit b while keys would move: original keys, k' as values, and its own term
-            mean_key, _ = self._attend(self.k, self.k_relative, self.scale, sink_H)
+        # A sink stays at its logit b while keys move, so with one the kernel must see the original keys.
+        keys = self.k_relative if sink_H is None else self.k
+        mean_key, _ = self._attend(keys, self.scale, sink_H)
+        entropy_BHT = self.lse_relative - self.scale * (self.q * mean_key).sum(-1)
+        if sink_H is not None:  # its weight exp(b - lse) times (b - c q_i . k_0)
             sink_HT = sink_H.float()[None, :, None]
-            in_sink = (sink_HT - self.lse_BHT).exp() * (sink_HT - self.shift_BHT)
-            entropy_BHT = self.lse_relative - self.scale * (self.q * mean_key).sum(-1) - in_sink
+            entropy_BHT -= (sink_HT - self.lse_BHT).exp() * (sink_HT - self.shift_BHT)
         # Cancellation leaves tiny negatives; anything beyond rounding stays visible.
         rounding = 1e-6 * self.lse_relative.abs().clamp(min=10.0)
         return torch.where(entropy_BHT.abs() <= rounding, entropy_BHT.clamp(min=0.0), entropy_BHT)
 
     def max_logit(self) -> Tensor:
         """`lse(beta s) / beta` with a large beta."""
-        _, lse = self._attend(self.k_relative, self.k_relative, SHARPEN * self.scale, None)
-        return lse / SHARPEN + self.shift_BHT
+        return self._attend(self.k_relative, SHARPEN * self.scale, None)[1] / SHARPEN + self.shift_BHT
+
+    def _dot(self, k_BGSD: Tensor) -> Tensor:
+        """`c q_i . k_i`, keys repeated over their group of query heads."""
+        group = self.q.size(1) // k_BGSD.size(1)
+        return self.scale * (self.q * k_BGSD.repeat_interleave(group, dim=1)).sum(-1)
+
+    def _attend(self, keys: Tensor, scale: float, sink_H: Tensor | None) -> tuple[Tensor, Tensor]:
+        attend = BACKENDS[self.seen.backend]
+        return attend(
+            self.q, keys, self.k_relative, scale=scale, sink_H=sink_H, return_lse=True, **self.masks
+        )
 
 
 class ExplicitRows(Rows):
@@ -123,45 +118,43 @@ class ExplicitRows(Rows):
         super().__init__(seen, block_length)
         self._rows = rows
 
-    def _blocks(self):
-        """Yields (queries, first key, scores, weights, lse) of each block of rows."""
-        segment, window = self.seen.segment, self.seen.window
-        for queries, keys in blocks.row_blocks(len(self.i), len(self.i), window, self._rows):
-            s_BHTS = naive.scores(
-                self.q[:, :, queries],
-                self.k[:, :, keys],
-                scale=self.scale,
-                window=window,
-                segment=None if segment is None else segment[:, keys],
-            )
-            yield queries, keys.start, s_BHTS, *naive.softmax(s_BHTS, self.seen.sink_H)
-
     def weight(self, key_T: Tensor) -> Tensor:
         """Read off the matrix."""
         key_T = key_T.expand_as(self.i)
-        taken = []
-        for queries, first, _, A_BHTS, _ in self._blocks():
-            index = (key_T[queries] - first).clamp(0, A_BHTS.size(-1) - 1)
-            taken.append(A_BHTS.gather(-1, index[:, None].expand(*A_BHTS.shape[:-1], 1)).squeeze(-1))
-        return torch.where(self._visible(key_T), torch.cat(taken, dim=-1), 0.0)
+
+        def take(A_BHTS: Tensor, queries: slice, keys: slice) -> Tensor:
+            column_T1 = (key_T[queries] - keys.start).clamp(0, A_BHTS.size(-1) - 1).unsqueeze(1)
+            return A_BHTS.gather(-1, column_T1.expand(*A_BHTS.shape[:-1], 1)).squeeze(-1)
+
+        taken = self._each(lambda s, A, lse, queries, keys: take(A, queries, keys))
+        return torch.where(self._visible(key_T), taken, 0.0)
 
     def entropy(self) -> Tensor:
-        """`sum_j entr(A[i,j])`."""
-        parts = []
-        for _, _, _, A_BHTS, lse_BHT in self._blocks():
-            entropy_BHT = torch.special.entr(A_BHTS).sum(-1)
-            if self.seen.sink_H is not None:
-                entropy_BHT += torch.special.entr((self.seen.sink_H.float()[None, :, None] - lse_BHT).exp())
-            parts.append(entropy_BHT)
-        return torch.cat(parts, dim=-1)
+        """`sum_j entr(A[i,j])`, and the sink's own term."""
+        entropy_BHT = self._each(lambda s, A, lse, *_: torch.special.entr(A).sum(-1))
+        if self.seen.sink_H is None:
+            return entropy_BHT
+        return entropy_BHT + torch.special.entr(
+            (self.seen.sink_H.float()[None, :, None] - self.lse_BHT).exp()
+        )
 
     def max_logit(self) -> Tensor:
         """The largest score of each row."""
-        return torch.cat([s_BHTS.amax(-1) for _, _, s_BHTS, _, _ in self._blocks()], dim=-1)
+        return self._each(lambda s, *_: s.amax(-1))
+
+    def _each(self, read: Callable[..., Tensor]) -> Tensor:
+        """`read(scores, weights, lse, queries, keys)` of each block of rows, side by side."""
+        segment, window, T = self.seen.segment, self.seen.window, len(self.i)
+        parts = []
+        for queries, keys in blocks.row_blocks(T, T, window, self._rows):
+            own = None if segment is None else segment[:, keys]
+            s_BHTS = naive.scores(self.q[:, :, queries], self.k[:, :, keys], self.scale, window, own)
+            parts.append(read(s_BHTS, *naive.softmax(s_BHTS, self.seen.sink_H), queries, keys))
+        return torch.cat(parts, dim=-1)
 
 
 def rows_of(seen: Observation, block_length: int | None = None) -> Rows:
-    """The way that fits the backend: through lse on sdpa, the whole matrix on naive, blocks of rows on blocks."""
+    """The way that fits the backend: lse on sdpa, the whole matrix on naive, blocks of rows on blocks."""
     if seen.backend == "sdpa":
         return FusedRows(seen, block_length)
     return ExplicitRows(seen, block_length, seen.q_BHTD.size(2) if seen.backend == "naive" else blocks.ROWS)

@@ -1,11 +1,10 @@
-"""The statistics, one function each: from the rows of a layer to one number per head. Definitions: docs/statistics.md.
+"""The statistics, a function each, from the rows of a layer to one number per head (docs/statistics.md).
 
-Register your own with `@statistic("name")`; it then appears in every attention record beside these.
+Register your own with `@statistic("name")`; it then stands beside these in every attention record.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,26 +12,24 @@ from torch import Tensor
 from analysis.rows import Rows
 
 Probe = Literal["text", "text_without_bos", "repeat"]
+Function = Callable[[Rows], Tensor]
 
 
-@dataclass(frozen=True)
-class Statistic:
+class Statistic(NamedTuple):
     """A function of `Rows` that returns H numbers, and the probe that it is measured on."""
 
     name: str
     probe: Probe
-    function: Callable[[Rows], Tensor]
+    function: Function
 
 
 REGISTRY: dict[str, Statistic] = {}
 
 
-def statistic(
-    name: str, probe: Probe = "text"
-) -> Callable[[Callable[[Rows], Tensor]], Callable[[Rows], Tensor]]:
-    """Register a statistic. On the probe `repeat` it is taken at both block lengths and the smaller is the headline."""
+def statistic(name: str, probe: Probe = "text") -> Callable[[Function], Function]:
+    """Register a statistic. On `repeat` it is taken at both block lengths; the smaller is the headline."""
 
-    def register(function: Callable[[Rows], Tensor]) -> Callable[[Rows], Tensor]:
+    def register(function: Function) -> Function:
         if name in REGISTRY:
             raise ValueError(f"a statistic named {name!r} exists already; choose another name")
         REGISTRY[name] = Statistic(name, probe, function)
@@ -49,15 +46,14 @@ def entropy(rows: Rows) -> Tensor:
 
 @statistic("entropy_normalized")
 def entropy_normalized(rows: Rows) -> Tensor:
-    """Entropy over that of uniform attention on the keys the query sees; rows with a single outcome have none."""
+    """Entropy over that of uniform attention on what the query sees; rows with one outcome have none."""
     log_outcomes = rows.log_outcomes()
-    share = (rows.entropy() / log_outcomes).masked_fill(log_outcomes <= 0, float("nan"))
-    return rows.mean(share, first=1)
+    return rows.mean((rows.entropy() / log_outcomes).masked_fill(log_outcomes <= 0, float("nan")), first=1)
 
 
 @statistic("sink")
 def sink(rows: Rows) -> Tensor:
-    """`A[i,0]`, i >= 4: mass on the first token of natural text, BOS where the data have it."""
+    """`A[i,0]`, i >= 4: mass on the first token of text, which is BOS where the data have one."""
     return rows.mean(rows.weight(0 * rows.i), first=4)
 
 
@@ -69,7 +65,7 @@ def sink_no_bos(rows: Rows) -> Tensor:
 
 @statistic("sink_rate")
 def sink_rate(rows: Rows) -> Tensor:
-    """Share of sequences whose mean `A[i,0]` over their first 64 rows exceeds 0.3 (Gu et al. 2024, 2410.10781)."""
+    """Share of sequences whose mean `A[i,0]` over the first 64 rows exceeds 0.3 (Gu et al. 2024)."""
     return (rows.per_sequence(rows.weight(0 * rows.i), stop=64) > 0.3).double().mean(0)
 
 
@@ -93,27 +89,27 @@ def current(rows: Rows) -> Tensor:
 
 @statistic("induction", probe="repeat")
 def induction(rows: Rows) -> Tensor:
-    """Mass on what followed the earlier occurrences of the current token (Olsson et al. 2022): `sum_r A[i, i-rs+1]`."""
+    """Mass on what followed the current token before: `sum_r A[i, i-rs+1]` (Olsson et al. 2022)."""
     return _stripes(rows, offset=1)
 
 
 @statistic("duplicate", probe="repeat")
 def duplicate(rows: Rows) -> Tensor:
-    """Mass on the earlier occurrences themselves: `sum_r A[i, i-rs]`."""
+    """Mass on the current token's earlier occurrences themselves: `sum_r A[i, i-rs]`."""
     return _stripes(rows, offset=0)
 
 
 @statistic("max_logit")
 def max_logit(rows: Rows) -> Tensor:
     """Largest scaled score of any visible pair."""
-    return rows.max_logit().masked_fill(~rows.sees_BHT, float("-inf")).amax((0, 2))
+    return rows.max_logit().masked_fill(~rows.sees_BHT, -float("inf")).amax((0, 2))
 
 
 @statistic("head_norm")
 def head_norm(rows: Rows) -> Tensor:
-    """Norm of what the head adds to the residual stream, `|W_o^h out|`, over the layer's mean; 0 if none adds any.
+    """Norm of what the head adds to the residual stream, `|W_o^h out|`, over the layer's mean.
 
-    `|W x|^2 = x^T (W^T W) x` keeps this at O(T D) memory.
+    `|W x|^2 = x^T (W^T W) x` keeps this at O(T D) memory. 0 where no head adds anything.
     """
     assert rows.seen.W_o is not None
     out_BHTD = rows.seen.out_BHTD.float()
@@ -124,12 +120,12 @@ def head_norm(rows: Rows) -> Tensor:
 
 
 def _stripes(rows: Rows, offset: int) -> Tensor:
-    """Mean over queries in block b >= 1 of `sum_{r=1..b} A[i, i - r s + offset]`; block b is `b s + 1 ... (b+1) s`."""
+    """Mean over queries in block b >= 1 of `sum_{r=1..b} A[i, i - r s + offset]`; b holds `b s + 1 ...`."""
     s, i = rows.block_length, rows.i
     assert s is not None
     block_T = torch.div(i - 1, s, rounding_mode="floor")
     mass_BHT = torch.zeros_like(rows.lse_BHT)
     for r in range(1, int(block_T.max()) + 1):
-        # Without the condition the last query of a block would also reach the token after BOS.
+        # Without the condition the last query of a block would also reach the first token after BOS.
         mass_BHT += torch.where(block_T >= r, rows.weight(i - r * s + offset), 0.0)
     return rows.mean(mass_BHT, first=s + 1)

@@ -1,4 +1,4 @@
-"""Command line and YAML to one validated `Config`; every problem in one message, with the nearest existing key."""
+"""Command line and YAML to one validated `Config`; every problem in one message, with the nearest key."""
 
 import argparse
 import difflib
@@ -13,13 +13,16 @@ from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDic
 from configs import UserError
 from configs.schema import Config
 
-KEYS = [
-    f"{name}.{key}" for name, field in Config.model_fields.items() for key in field.annotation.model_fields
-]  # type: ignore[union-attr]
+SECTIONS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
+KEYS = [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields]
+
+# What weights, moments and data order hang on: a resumed run keeps these as they were.
+FIXED = {key for key in KEYS if key.startswith(("model.", "data."))} | {"run.seed", "optimizer.name"}
+FIXED -= {"model.backend", "model.dropout", "data.path", "data.cache_dir"}
 
 
 class Request(NamedTuple):
-    """What the command line asked for."""
+    """What the command line asked for; `resume` is the run folder to continue."""
 
     config: Config
     resume: Path | None
@@ -38,36 +41,31 @@ def parse(argv: list[str]) -> Request:
     Raises `UserError` that lists every unknown key and every invalid value.
     """
     parser = _parser()
-    source: CliSettingsSource = CliSettingsSource(_Settings, root_parser=parser)
+    source: Any = CliSettingsSource(_Settings, root_parser=parser)
     arguments, unknown = parser.parse_known_args(argv)
-    # Only what was given: a default left in would override the file.
-    flags = {key: getattr(arguments, key) for key in ("config", "resume", "print_config")}
-    given = source(parsed_args=arguments).__call__()
-    if flags["config"] and flags["resume"]:
+    given = {name: keys for name, keys in source(parsed_args=arguments)().items() if name in SECTIONS}
+    if arguments.config and arguments.resume:
         raise UserError("give --config to start a run or --resume to continue one, not both")
-    folder = Path(flags["resume"]) if flags["resume"] else None
-    values, saved = {}, None
-    if folder is not None:
-        saved = read_yaml(folder / "config.yaml", f"--resume needs a run folder; {folder} has no config.yaml")
-        values = {
-            **saved,
-            "run": {**saved.get("run", {}), "dir": str(folder)},
-        }  # it may have been moved since
-    elif flags["config"]:
-        values = read_yaml(
-            Path(flags["config"]), f"no config file {flags['config']}; configs/ has {', '.join(presets())}"
-        )
-    given = {name: section for name, section in given.items() if name in Config.model_fields}
-    for name, section in given.items():
-        values[name] = {**(values.get(name) or {}), **section}
-    config = validate(values, unknown)
-    if saved is not None:
-        _check_resumable(validate(saved), config)
-    return Request(config, folder, flags["print_config"])
+    values: dict[str, Any] = {}
+    if arguments.config:
+        missing = f"no config file {arguments.config}; configs/ has {', '.join(presets())}"
+        values = read_yaml(Path(arguments.config), missing)
+    if not arguments.resume:
+        return Request(validate(_merge(values, given), unknown), None, arguments.print_config)
+    folder = Path(arguments.resume)
+    saved = read_yaml(folder / "config.yaml", f"--resume needs a run folder; {folder} has no config.yaml")
+    here = _merge(saved, {"run": {"dir": arguments.resume}})  # the folder may have been moved
+    config = validate(_merge(here, given), unknown)
+    before, after = _flat(validate(saved)), _flat(config)
+    changed = [f"{key} (was {before[key]}, asked {after[key]})" for key in KEYS if before[key] != after[key]]
+    changed = [change for change in changed if change.split()[0] in FIXED]
+    if changed:
+        raise UserError(f"a resumed run keeps {', '.join(changed)}; start a new run to change that")
+    return Request(config, folder, arguments.print_config)
 
 
 def parse_or_exit(argv: list[str]) -> Request:
-    """`parse`, with `--print_config` served and errors shown: exit code 2, one message, no traceback."""
+    """`parse`, with `--print_config` served and errors shown: one message, no traceback, exit code 2."""
     try:
         request = parse(argv)
     except UserError as error:
@@ -79,12 +77,11 @@ def parse_or_exit(argv: list[str]) -> Request:
     return request
 
 
-def validate(values: dict[str, Any], unknown: list[str] = ()) -> Config:  # type: ignore[assignment]
-    """`values` as a `Config`; `unknown` are left-over command-line words, reported with the other problems."""
-    problems = [
-        _unknown_key(word.removeprefix("--").split("=")[0]) for word in unknown if word.startswith("--")
-    ]
-    problems += [] if problems else [f"unexpected argument {word!r}" for word in unknown]
+def validate(values: dict[str, Any], unknown: list[str] | None = None) -> Config:
+    """`values` as a `Config`; `unknown` command-line words are reported together with the other problems."""
+    words = unknown or []
+    problems = [_unknown_key(word[2:].split("=")[0]) for word in words if word.startswith("--")]
+    problems += [] if problems else [f"unexpected argument {word!r}" for word in words]
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
@@ -96,20 +93,16 @@ def validate(values: dict[str, Any], unknown: list[str] = ()) -> Config:  # type
 
 
 def read_yaml(path: Path, missing: str) -> dict[str, Any]:
-    """The mapping in a YAML file; one line with the place for anything else."""
+    """The sections of a YAML file; `UserError` with the place for anything else."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(missing) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(values or {}, dict) or not all(
-        isinstance(v or {}, dict) for v in (values or {}).values()
-    ):
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict) or not all(isinstance(keys or {}, dict) for keys in values.values()):
         raise UserError(f"{path} must hold sections with keys, such as 'train:' and below it '  steps: 100'")
-    return {name: section or {} for name, section in (values or {}).items()}
+    return {name: keys or {} for name, keys in values.items()}
 
 
 def presets() -> list[str]:
@@ -123,54 +116,25 @@ def to_yaml(config: Config) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="train.py",
-        description="Train a small GPT and record what its attention heads do. --section.key value overrides the file.",
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument(
-        "--config", metavar="FILE", help=f"preset or own YAML file; configs/ has {', '.join(presets())}"
-    )
-    parser.add_argument(
-        "--resume", metavar="DIR", help="continue the run in DIR from its newest intact checkpoint"
-    )
+    about = "Train a small GPT and record what its attention heads do. --section.key overrides the file."
+    parser = argparse.ArgumentParser(prog="train.py", description=about, allow_abbrev=False)
+    parser.add_argument("--config", metavar="FILE", help=f"YAML file; configs/ has {', '.join(presets())}")
+    parser.add_argument("--resume", metavar="DIR", help="run folder to continue, from its newest checkpoint")
     parser.add_argument("--print_config", action="store_true", help="print the merged configuration and stop")
     return parser
 
 
-def _check_resumable(before: Config, after: Config) -> None:
-    """What weights, moments and data order hang on stays as it was when the run began."""
-    old, new = before.model_dump(), after.model_dump()
-    changed = [key for key in KEYS if _is_fixed(key) and _get(old, key) != _get(new, key)]
-    if changed:
-        listed = ", ".join(f"{key} (was {_get(old, key)}, asked {_get(new, key)})" for key in changed)
-        raise UserError(f"a resumed run keeps {listed}; start a new run to change that")
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    return {name: {**below.get(name, {}), **above.get(name, {})} for name in {**below, **above}}
 
 
-def _is_fixed(key: str) -> bool:
-    if key.startswith("model."):
-        return key not in ("model.backend", "model.dropout")
-    return key in (
-        "run.seed",
-        "data.source",
-        "data.tokenizer",
-        "data.bos",
-        "data.val_fraction",
-        "optimizer.name",
-    )
-
-
-def _get(values: dict[str, Any], key: str) -> Any:
-    section, name = key.split(".")
-    return values[section][name]
+def _flat(config: Config) -> dict[str, Any]:
+    return {f"{name}.{key}": v for name, keys in config.model_dump().items() for key, v in keys.items()}
 
 
 def _unknown_key(key: str) -> str:
-    by_leaf = [full for full in KEYS if full.split(".")[1] == key.split(".")[-1]]
-    near = by_leaf or difflib.get_close_matches(
-        key, [*KEYS, "config", "resume", "print_config"], n=1, cutoff=0.5
-    )
+    same_leaf = [full for full in KEYS if full.split(".")[1] == key.split(".")[-1]]
+    near = same_leaf or difflib.get_close_matches(key, [*KEYS, "config", "resume", "print_config"], 1, 0.5)
     return f"{key}: no such key" + (f"; nearest: {near[0]}" if near else "; --help lists all keys")
 
 
@@ -179,7 +143,6 @@ def _describe(detail: Any) -> str:
     if detail["type"] == "extra_forbidden":
         return _unknown_key(key)
     message = detail["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
     if detail["type"] == "value_error":  # a cross-check of ours, which names the keys itself
         return f"{key}: {message}"
-    return f"{key}: {message}; got {detail['input']!r}"
+    return f"{key}: {message[0].lower()}{message[1:]}; got {detail['input']!r}"

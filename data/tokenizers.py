@@ -1,35 +1,16 @@
-"""Characters or bytes to ids and back, as NumPy arrays. BOS, where there is one, is the last id and stands for no text."""
+"""Characters or bytes to ids and back. BOS, where there is one, is the last id and stands for no text."""
 
 import json
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from configs import UserError
 
 
-class Tokenizer(Protocol):
-    """What the rest of the code needs of a tokenizer."""
-
-    vocab_size: int
-    bos: int | None
-
-    def encode(self, text: str) -> np.ndarray:
-        """Ids of `text`, int64; raises `UserError` for text that has none."""
-        ...
-
-    def decode(self, ids: Any) -> str:
-        """Text of `ids`; BOS gives none."""
-        ...
-
-    def to_json(self) -> dict[str, Any]:
-        """What `load_tokenizer` needs to build it again."""
-        ...
-
-
 class CharTokenizer:
-    """One id for each of `characters`, in their order."""
+    """One id for each of `characters`, in their order; encoding anything else is a `UserError`."""
 
     def __init__(self, characters: str, bos: bool):
         self.characters = characters
@@ -39,15 +20,13 @@ class CharTokenizer:
         self._order = np.argsort(self._points)
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids; characters outside the alphabet are listed in the error."""
+        """Ids, int64."""
         points, known = _code_points(text), self._points[self._order]
         place = np.minimum(np.searchsorted(known, points), len(known) - 1)
         unknown = points[known[place] != points]
         if unknown.size:
             listed = " ".join(repr(chr(point)) for point in np.unique(unknown)[:20])
-            raise UserError(
-                f"characters that the tokenizer has never seen: {listed}; it knows {self.characters!r}"
-            )
+            raise UserError(f"characters that the tokenizer does not know: {listed}")
         return self._order[place]
 
     def decode(self, ids: Any) -> str:
@@ -55,7 +34,7 @@ class CharTokenizer:
         return "".join(self.characters[i] for i in ids if i != self.bos)
 
     def to_json(self) -> dict[str, Any]:
-        """Its alphabet."""
+        """What `load_tokenizer` needs."""
         return {"kind": "char", "bos": self.bos is not None, "characters": self.characters}
 
 
@@ -67,7 +46,7 @@ class ByteTokenizer:
         self.vocab_size = 256 + bos
 
     def encode(self, text: str) -> np.ndarray:
-        """The bytes of `text`."""
+        """Ids, int64."""
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
 
     def decode(self, ids: Any) -> str:
@@ -75,18 +54,18 @@ class ByteTokenizer:
         return bytes(int(i) for i in ids if i != self.bos).decode(errors="replace")
 
     def to_json(self) -> dict[str, Any]:
-        """Only whether it has BOS."""
+        """What `load_tokenizer` needs."""
         return {"kind": "byte", "bos": self.bos is not None}
+
+
+Tokenizer = CharTokenizer | ByteTokenizer
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer that a run saved as `tokenizer.json`."""
     saved = json.loads(path.read_text(encoding="utf-8"))
-    return (
-        CharTokenizer(saved["characters"], saved["bos"])
-        if saved["kind"] == "char"
-        else ByteTokenizer(saved["bos"])
-    )
+    char = saved["kind"] == "char"
+    return CharTokenizer(saved["characters"], saved["bos"]) if char else ByteTokenizer(saved["bos"])
 
 
 def _code_points(text: str) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Tokens on disk: written once, complete or absent, then memory-mapped.
 
-A folder `cache/<fingerprint>/` holds `train.bin`, `val.bin` (ids in the smallest unsigned type of the vocabulary) and
-`meta.json`. The fingerprint covers text, tokenizer and split, so a changed corpus can never meet a stale cache.
+A folder `cache/<fingerprint>/` holds `train.bin`, `val.bin` (ids in the smallest unsigned type of the
+vocabulary) and `meta.json`. The fingerprint covers text, tokenizer and split: a changed corpus never meets a
+stale cache.
 """
 
 import hashlib
@@ -34,54 +35,38 @@ def prepare(config: DataConfig, text: str, context_length: int) -> Tokens:
 
     Raises `UserError` where a part is too short for one window of `context_length`; nothing is written then.
     """
-    if config.tokenizer == "char":
-        tokenizer: Tokenizer = CharTokenizer("".join(sorted(set(text))), config.bos)
-    else:
-        tokenizer = ByteTokenizer(config.bos)
+    char = config.tokenizer == "char"
+    tokenizer = CharTokenizer("".join(sorted(set(text))), config.bos) if char else ByteTokenizer(config.bos)
     identity = json.dumps([tokenizer.to_json(), config.val_fraction]).encode()
     fingerprint = hashlib.sha256(identity + text.encode()).hexdigest()[:16]
     folder = Path(config.cache_dir) / fingerprint
-    if not _complete(folder):
-        ids = tokenizer.encode(text)
-        split = int(len(ids) * (1 - (config.val_fraction or 0)))
-        parts = {"train": ids[:split], "val": ids[split:]}
-        _check_lengths({name: len(part) for name, part in parts.items()}, context_length, config)
-        _write(folder, parts, tokenizer, len(text.encode()) / len(ids))
-    meta = json.loads((folder / "meta.json").read_text())
-    _check_lengths(meta["tokens"], context_length, config)
-    train, val = (np.memmap(folder / f"{name}.bin", meta["dtype"], "r") for name in ("train", "val"))
-    return Tokens(train, val, tokenizer, fingerprint, meta["bytes_per_token"])
-
-
-def _check_lengths(tokens: dict[str, int], context_length: int, config: DataConfig) -> None:
-    need = context_length + (
-        not config.bos
-    )  # BOS takes the first place of a window; else the last target is one more
-    for name, have in tokens.items():
+    ids = tokenizer.encode(text)
+    split = int(len(ids) * (1 - (config.val_fraction or 0)))
+    need = context_length + (not config.bos)  # without BOS the last target is one token more
+    for name, have in (("train", split), ("val", len(ids) - split)):
         if have < need:
-            what = config.path or config.source
             raise UserError(
-                f"model.context_length {context_length} needs at least {need} tokens; the {name} part of {what} has "
-                f"{have}: shorten the context or give more text (data.val_fraction {config.val_fraction})"
+                f"context_length {context_length} needs at least {need} tokens; the {name} part of "
+                f"{config.path or config.source} has {have}: shorten the context or give more text"
             )
+    if not _complete(folder):
+        _write(folder, {"train": ids[:split], "val": ids[split:]}, tokenizer)
+    dtype = json.loads((folder / "meta.json").read_text())["dtype"]
+    train, val = (np.memmap(folder / f"{name}.bin", dtype, "r") for name in ("train", "val"))
+    return Tokens(train, val, tokenizer, fingerprint, len(text.encode()) / len(ids))
 
 
-def _write(folder: Path, parts: dict[str, np.ndarray], tokenizer: Tokenizer, bytes_per_token: float) -> None:
+def _write(folder: Path, parts: dict[str, np.ndarray], tokenizer: Tokenizer) -> None:
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
+    counts = {name: len(ids) for name, ids in parts.items()}
+    meta = {"vocab_size": tokenizer.vocab_size, "dtype": dtype.name, "tokens": counts}
     temporary = folder.with_name(f"tmp-{folder.name}-{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
         for name, ids in parts.items():
             ids.astype(dtype).tofile(temporary / f"{name}.bin")
-        meta = {
-            "tokenizer": tokenizer.to_json(),
-            "vocab_size": tokenizer.vocab_size,
-            "dtype": dtype.name,
-            "tokens": {name: len(ids) for name, ids in parts.items()},
-            "bytes_per_token": bytes_per_token,
-        }
-        (temporary / "meta.json").write_text(json.dumps(meta))
-        shutil.rmtree(folder, ignore_errors=True)  # incomplete, or it would have been used
+        (temporary / "meta.json").write_text(json.dumps(meta | {"tokenizer": tokenizer.to_json()}))
+        shutil.rmtree(folder, ignore_errors=True)  # there is one only if it was incomplete
         temporary.rename(folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -93,9 +78,7 @@ def _complete(folder: Path) -> bool:
     try:
         meta = json.loads((folder / "meta.json").read_text())
         parts = {name: np.memmap(folder / f"{name}.bin", meta["dtype"], "r") for name in meta["tokens"]}
-        return all(
-            len(ids) == meta["tokens"][name] and int(ids.max()) < meta["vocab_size"]
-            for name, ids in parts.items()
-        )
-    except (OSError, ValueError, KeyError):
+        sizes = {name: len(ids) for name, ids in parts.items()}
+        return sizes == meta["tokens"] and all(ids.max() < meta["vocab_size"] for ids in parts.values())
+    except (OSError, ValueError, KeyError, TypeError):
         return False

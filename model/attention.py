@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -24,56 +23,49 @@ class Observation:
     out_BHTD: Tensor
     lse_BHT: Tensor
     scale: float
-    W_o: Tensor | None = None  # C x (H D): head h writes W_o[:, h D : (h+1) D] @ out_h
+    W_o: Tensor | None = None  # C x (H D): head h adds W_o[:, h D : (h+1) D] @ out_h to the residual stream
     window: int | None = None
     sink_H: Tensor | None = None
     segment: Tensor | None = None  # B x S
 
 
 class CausalSelfAttention(nn.Module):
-    """`W_o softmax(q k^T * scale) v` per head; `n_kv_head` keys and values, each serving a group of query heads.
+    """`W_o softmax(scale q k^T) v` per head; each key and value head serves a group of query heads.
 
-    `observers` are functions of an `Observation`, called in every forward pass; `analysis.capture.observe` adds and
-    removes them. `heads` sees the heads' outputs side by side, `B x T x (H D)`, before `W_o` mixes them: hook there to
+    `observers` get an `Observation` of every forward pass; `analysis.capture.observe` adds and removes them.
+    `heads` sees the heads' outputs side by side, `B x T x (H D)`, before `W_o` mixes them: hook there to
     change what a head contributes.
     """
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         assert config.d_head and config.n_kv_head
-        self.layer, self.d_head = layer, config.d_head
-        self.backend = choose(config.backend, config.dropout)
-        self.dropout, self.qk_norm = config.dropout, config.qk_norm
+        self.layer, self.d_head, self.qk_norm = layer, config.d_head, config.qk_norm
+        self.dropout, self.backend = config.dropout, choose(config.backend, config.dropout)
         self.scale = (config.qk_gain or 1.0) ** 2 * config.d_head**-0.5
         C, H_D, G_D = config.d_model, config.n_head * config.d_head, config.n_kv_head * config.d_head
         self.W_q, self.W_k, self.W_v = (Linear(C, width, config.bias) for width in (H_D, G_D, G_D))
         self.W_o = Linear(H_D, C, config.bias)
-        self.rotary = (
-            Rotary(config.d_head, config.context_length, config.rope_theta) if config.rope_theta else None
-        )
+        theta = config.rope_theta  # None with learned positions
+        self.rotary = Rotary(config.d_head, config.context_length, theta) if theta else None
         self.heads = nn.Identity()
         self.observers: list[Callable[[Observation], None]] = []
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Attention output `B x T x C`, before the residual sum."""
-        # Kernels run in float32 whatever the linear layers use: PyTorch's CPU kernel is slower in bfloat16, and the
-        # statistics are computed from exactly these tensors.
+        # Kernels run in float32 whatever the linear layers use: PyTorch's CPU kernel is slower in bfloat16,
+        # and the statistics are computed from exactly these tensors.
         q_BHTD, k_BGSD, v_BGSD = (self._split(W(x_BTC)).float() for W in (self.W_q, self.W_k, self.W_v))
         if self.qk_norm:
             q_BHTD, k_BGSD = (F.rms_norm(x, (self.d_head,)) for x in (q_BHTD, k_BGSD))
         if self.rotary is not None:
             q_BHTD, k_BGSD = self.rotary(q_BHTD), self.rotary(k_BGSD)
-        dropout_p = self.dropout if self.training else 0.0
-        attend, observed = BACKENDS[self.backend], bool(self.observers)
-        out_BHTD, lse_BHT = attend(
-            q_BHTD, k_BGSD, v_BGSD, scale=self.scale, dropout_p=dropout_p, return_lse=observed
-        )
-        if observed:
-            seen = Observation(
-                self.layer, self.backend, q_BHTD, k_BGSD, out_BHTD, lse_BHT, self.scale, self.W_o.weight
-            )
-            for observer in self.observers:
-                observer(seen)
+        options = {"scale": self.scale, "dropout_p": self.dropout if self.training else 0.0}
+        attend = BACKENDS[self.backend]
+        out_BHTD, lse_BHT = attend(q_BHTD, k_BGSD, v_BGSD, **options, return_lse=bool(self.observers))
+        for observer in self.observers:
+            seen = (self.layer, self.backend, q_BHTD, k_BGSD, out_BHTD, lse_BHT, self.scale, self.W_o.weight)
+            observer(Observation(*seen))
         return self.W_o(self.heads(out_BHTD.transpose(1, 2).flatten(2)))
 
     def _split(self, x_BTC: Tensor) -> Tensor:

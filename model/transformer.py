@@ -34,39 +34,34 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
-        self.attention_norm = make_norm(config)
-        self.attention = CausalSelfAttention(config, layer)
-        self.mlp_norm, self.mlp = (make_norm(config), MLP(config)) if config.mlp != "none" else (None, None)
         self.dropout = nn.Dropout(config.dropout)
+        self.attention_norm, self.attention = make_norm(config), CausalSelfAttention(config, layer)
+        self.has_mlp = config.mlp != "none"
+        if self.has_mlp:
+            self.mlp_norm, self.mlp = make_norm(config), MLP(config)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """The residual stream after this block."""
         x_BTC = x_BTC + self.dropout(self.attention(self.attention_norm(x_BTC)))
-        if self.mlp is not None and self.mlp_norm is not None:
-            x_BTC = x_BTC + self.dropout(self.mlp(self.mlp_norm(x_BTC)))
-        return x_BTC
+        return x_BTC + self.dropout(self.mlp(self.mlp_norm(x_BTC))) if self.has_mlp else x_BTC
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer. `generator` draws the initial weights; without it they come from seed 0."""
+    """A decoder-only transformer; `generator` draws the initial weights."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int, generator: torch.Generator | None = None):
+    def __init__(self, config: ModelConfig, vocab_size: int, generator: torch.Generator):
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
-        self.token_embedding = nn.Embedding(
-            vocab_size, config.d_model, _weight=torch.empty(vocab_size, config.d_model)
-        )
-        self.position_embedding = None
-        if config.position == "learned":
-            places = torch.empty(config.context_length, config.d_model)
-            self.position_embedding = nn.Embedding(*places.shape, _weight=places)
+        self.token_embedding = _embedding(vocab_size, config.d_model)
+        learned = config.position == "learned"
+        self.position_embedding = _embedding(config.context_length, config.d_model) if learned else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.final_norm = make_norm(config)
         self.head = Linear(config.d_model, vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.token_embedding.weight
-        self._initialise(generator or torch.Generator().manual_seed(0))
+        self._initialise(generator)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Next-token logits `B x T x V`, float32."""
@@ -78,8 +73,7 @@ class GPT(nn.Module):
         x_BTC = self.dropout(x_BTC)
         for block in self.blocks:
             x_BTC = block(x_BTC)
-        logits_BTV = self.head(self.final_norm(x_BTC)).float()
-        cap = self.config.logit_softcap
+        logits_BTV, cap = self.head(self.final_norm(x_BTC)).float(), self.config.logit_softcap
         return cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
 
     def attentions(self) -> list[CausalSelfAttention]:
@@ -87,44 +81,48 @@ class GPT(nn.Module):
         return [module for module in self.modules() if isinstance(module, CausalSelfAttention)]
 
     def compute_in(self, dtype: torch.dtype) -> "GPT":
-        """Let the linear layers multiply in `dtype`; weights, residual stream, attention and loss stay float32."""
+        """Let the linear layers multiply in `dtype`; weights, residual stream, attention, loss stay float32."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.compute_dtype = dtype
         return self
 
+    def num_parameters(self) -> int:
+        """All trained numbers, a tied head counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Evaluation mode without gradients; the mode of every module comes back, also after an error."""
+        """Evaluation mode without gradients; every module gets its mode back, also after an error."""
         modes = {module: module.training for module in self.modules()}
         try:
-            self.eval()
             with torch.no_grad():
+                self.eval()
                 yield
         finally:
             for module, mode in modes.items():
                 module.training = mode
 
-    def num_parameters(self) -> int:
-        """All trained numbers, a tied head counted once."""
-        return sum(parameter.numel() for parameter in self.parameters())
-
     def _initialise(self, generator: torch.Generator) -> None:
-        """gpt2: N(0, 0.02) everywhere, residual projections divided by sqrt(2 n_layer) (Radford et al. 2019).
+        """gpt2: N(0, 0.02), residual projections divided by sqrt(2 n_layer) (Radford et al. 2019).
 
-        zero_residual: embeddings N(0, 1), residual projections and head 0, so that every block starts as the identity
-        and every prediction as uniform; other matrices N(0, 1 / fan_in).
+        zero_residual: embeddings N(0, 1), residual projections and head 0, so that every block starts as the
+        identity and every prediction as uniform; other matrices N(0, 1 / fan_in).
         """
         gpt2 = self.config.init == "gpt2"
         for name, parameter in self.named_parameters():
             residual = name.endswith(("W_o.weight", "W_out.weight"))
             if parameter.dim() == 1:
                 nn.init.constant_(parameter, float("norm.weight" in name))  # gains 1, biases 0
-            elif gpt2:
+                continue
+            if gpt2:
                 std = 0.02 / math.sqrt(2 * self.config.n_layer) if residual else 0.02
-                nn.init.normal_(parameter, 0.0, std, generator)
             elif residual or name == "head.weight":
-                nn.init.zeros_(parameter)
+                std = 0.0
             else:
                 std = 1.0 if "embedding" in name else parameter.size(1) ** -0.5
-                nn.init.normal_(parameter, 0.0, std, generator)
+            nn.init.normal_(parameter, 0.0, std, generator)
+
+
+def _embedding(rows: int, width: int) -> nn.Embedding:
+    return nn.Embedding(rows, width, _weight=torch.empty(rows, width))

@@ -1,8 +1,9 @@
 """Checkpoints: complete or invisible, checked before use, never unpickled.
 
-`checkpoints/step-00000500/` holds `model.safetensors` (parameters by name), `optimizer.safetensors` (moments as
-`<parameter>/<key>`), `state.json` and `checksums.json` (SHA-256 of the other three). It is written under a temporary
-name, flushed to disk and renamed. Random state is not stored: every stream is a function of the seed and the step.
+`checkpoints/step-00000500/` holds `model.safetensors` (parameters by name), `optimizer.safetensors` (moments
+as `<parameter>/<key>`), `state.json`, and `checksums.json` with the SHA-256 of these three. It is written
+under a temporary name, flushed to the disk and renamed. Random state is not stored: every random stream is a
+function of the seed and the step.
 """
 
 import hashlib
@@ -31,11 +32,11 @@ Optimizers = list[torch.optim.Optimizer]
 def environment() -> dict[str, Any]:
     """What two runs must share to agree bit for bit."""
     return {
+        "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
-        "threads": torch.get_num_threads(),
-        "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
     }
 
 
@@ -47,9 +48,9 @@ class State:
     tokens: int = 0
     seconds: float = 0.0
     telemetry_seconds: float = 0.0
-    eval_loss: float | None = None  # of this step, None where it was not evaluated
+    eval_loss: float | None = None  # at this step, None where it was not evaluated
     best_loss: float | None = None
-    fingerprint: str = ""
+    fingerprint: str = ""  # of the data
     environment: dict[str, Any] = field(default_factory=environment)
 
 
@@ -70,19 +71,24 @@ def is_log_spaced(step: int) -> bool:
 
 def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None:
     """Write the checkpoint of `state.step`. Raises `Stopped` where the disk does not take it."""
-    target = path_of(folder, state.step)
-    temporary = folder / f"tmp-{state.step}-{os.getpid()}"
+    target, temporary = path_of(folder, state.step), folder / f"tmp-{state.step}-{os.getpid()}"
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    moments = {
+        f"{names[parameter]}/{key}": value
+        for optimizer in optimizers
+        for parameter, values in optimizer.state.items()
+        for key, value in values.items()
+    }
     try:
         temporary.mkdir(parents=True)
-        save_file({name: p.detach() for name, p in model.named_parameters()}, temporary / "model.safetensors")
-        save_file(_moments(model, optimizers), temporary / "optimizer.safetensors")
+        save_file({name: p.detach() for p, name in names.items()}, temporary / "model.safetensors")
+        save_file(moments, temporary / "optimizer.safetensors")
         (temporary / "state.json").write_text(json.dumps(asdict(state), indent=1))
-        (temporary / "checksums.json").write_text(
-            json.dumps({name: _sha256(temporary / name) for name in FILES})
-        )
+        sums = {name: _sha256(temporary / name) for name in FILES}
+        (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
         for path in (*temporary.iterdir(), temporary):
             _to_disk(path)
-        _discard(target)  # there is one only if it was found damaged
+        _remove(target)  # there is one only if it was found damaged
         temporary.rename(target)
         _to_disk(folder)
     except OSError as error:
@@ -91,34 +97,31 @@ def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None
 
 
 def prune(folder: Path, config: CheckpointConfig) -> None:
-    """Remove checkpoints that no rule keeps: the newest `keep_last`, the best, the log-spaced."""
+    """Remove checkpoints that no rule keeps: the newest, the best, the log-spaced."""
     steps = steps_in(folder)
     kept = set(steps[-config.keep_last :])
     if config.log_spaced:
         kept |= {step for step in steps if is_log_spaced(step)}
     if config.keep_best:
-        losses = {step: _eval_loss(path_of(folder, step)) for step in steps}
-        evaluated = {step: loss for step, loss in losses.items() if loss is not None}
-        kept |= {min(evaluated, key=lambda step: evaluated[step])} if evaluated else set()
+        losses = [(_eval_loss(path_of(folder, step)), step) for step in steps]
+        kept |= {min(losses)[1]}
     for step in set(steps) - kept:
-        _discard(path_of(folder, step))
+        _remove(path_of(folder, step))
 
 
 def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State, list[str]]:
-    """Fill model and optimizers from the newest intact checkpoint; also says what was wrong with newer ones.
+    """Fill model and optimizers from the newest intact checkpoint; also says what is wrong with newer ones.
 
-    Raises `UserError` where none is intact or the parameters are another model's.
+    Raises `UserError` where none is intact, or it holds another model.
     """
-    faults = []
+    faults: list[str] = []
     for step in reversed(steps_in(folder)):
         path = path_of(folder, step)
         fault = _fault(path)
-        if fault:
-            faults.append(f"{path} is damaged ({fault})")
-            continue
-        _fill(dict(model.named_parameters()), load_file(path / "model.safetensors"), path)
-        _restore_moments(model, optimizers, load_file(path / "optimizer.safetensors"))
-        return State(**json.loads((path / "state.json").read_text())), faults
+        if fault is None:
+            _fill(model, optimizers, path)
+            return State(**json.loads((path / "state.json").read_text())), faults
+        faults.append(f"{path} is damaged ({fault})")
     found = "".join(f"; {fault}" for fault in faults)
     raise UserError(
         f"no intact checkpoint in {folder}{found}: start afresh with --config and --run.overwrite true"
@@ -131,36 +134,21 @@ def sweep(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _moments(model: GPT, optimizers: Optimizers) -> dict[str, Tensor]:
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    return {
-        f"{names[parameter]}/{key}": value
-        for optimizer in optimizers
-        for parameter, values in optimizer.state.items()
-        for key, value in values.items()
-    }
-
-
-def _restore_moments(model: GPT, optimizers: Optimizers, moments: dict[str, Tensor]) -> None:
-    parameters = dict(model.named_parameters())
+def _fill(model: GPT, optimizers: Optimizers, path: Path) -> None:
+    parameters, saved = dict(model.named_parameters()), load_file(path / "model.safetensors")
+    want, have = ({name: t.shape for name, t in tensors.items()} for tensors in (parameters, saved))
+    if want != have:
+        name = min(name for name in {**want, **have} if want.get(name) != have.get(name))
+        raise UserError(f"{path} holds another model or vocabulary than config and data give: see {name}")
     owners = {
         p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
     }
-    for full_name, value in moments.items():
-        name, key = full_name.rsplit("/", 1)
-        owners[parameters[name]].state[parameters[name]][key] = value
-
-
-def _fill(parameters: dict[str, torch.nn.Parameter], saved: dict[str, Tensor], path: Path) -> None:
-    have, want = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (saved, parameters))
-    if have != want:
-        name = next(iter(sorted(set(have.items()) ^ set(want.items()))))[0]
-        raise UserError(
-            f"{path} holds another model: {name} is {have.get(name)} there, {want.get(name)} in the config"
-        )
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(saved[name])
+    for moment, value in load_file(path / "optimizer.safetensors").items():
+        name, key = moment.rsplit("/", 1)
+        owners[parameters[name]].state[parameters[name]][key] = value
 
 
 def _fault(path: Path) -> str | None:
@@ -172,22 +160,23 @@ def _fault(path: Path) -> str | None:
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"checksums.json cannot be read: {error}"
+        return f"checksums.json cannot be used: {error}"
 
 
-def _eval_loss(path: Path) -> float | None:
+def _eval_loss(path: Path) -> float:
+    """Infinite where the step was not evaluated."""
     try:
-        return json.loads((path / "state.json").read_text())["eval_loss"]
-    except (OSError, ValueError, KeyError):
-        return None
+        loss = json.loads((path / "state.json").read_text())["eval_loss"]
+    except (OSError, ValueError, KeyError, TypeError):
+        loss = None
+    return float("inf") if loss is None else loss
 
 
-def _discard(path: Path) -> None:
-    """Make a checkpoint invisible in one move, then remove it."""
+def _remove(path: Path) -> None:
+    """Make a checkpoint invisible in one move, then delete it."""
     if path.exists():
-        removed = path.with_name(f"tmp-removed-{path.name}-{os.getpid()}")
-        path.rename(removed)
-        shutil.rmtree(removed, ignore_errors=True)
+        moved = path.rename(path.with_name(f"tmp-{path.name}-{os.getpid()}"))
+        shutil.rmtree(moved, ignore_errors=True)
 
 
 def _sha256(path: Path) -> str:

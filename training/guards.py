@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,8 @@ def first_nonfinite(model: nn.Module, forward: Callable[[], Tensor]) -> str:
             return f"parameter {_place(name)}"
     found: list[str] = []
 
-    def watch(name: str) -> Callable:
-        def hook(module: nn.Module, inputs: tuple, output: Tensor) -> None:
+    def watch(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
             if not output.isfinite().all():
                 found.append(name)
 
@@ -36,27 +37,26 @@ def first_nonfinite(model: nn.Module, forward: Callable[[], Tensor]) -> str:
     if found:
         return f"output of {_place(found[0])}"
     if not loss.isfinite().all():
-        return "the loss (all layers are finite)"
+        return "the loss, though all outputs are finite"
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and not parameter.grad.isfinite().all():
             return f"gradient of {_place(name)}"
-    return "the norm of the gradient (each gradient by itself is finite)"
+    return "the norm of the gradient, though each part is finite"
 
 
 def _place(name: str) -> str:
     """`blocks.1.attention.W_q` as `layer 1, attention.W_q`; `heads` is what the attention kernel returned."""
     parts = name.split(".")
-    if parts[0] == "blocks" and len(parts) > 1:
-        return f"layer {parts[1]}" + (f", {'.'.join(parts[2:])}" if parts[2:] else "")
-    return name
+    return (
+        ", ".join([f"layer {parts[1]}", *filter(None, [".".join(parts[2:])])]) if "blocks" in parts else name
+    )
 
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether SIGINT or SIGTERM has come. A second signal acts at once."""
+    """Yields a function that says whether SIGINT or SIGTERM has come; a second signal acts at once."""
     received = False
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in signals}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def restore() -> None:
         for number, handler in before.items():
@@ -67,7 +67,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         received = True
         restore()
 
-    for number in signals:
+    for number in before:
         signal.signal(number, note)
     try:
         yield lambda: received

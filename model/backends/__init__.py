@@ -4,10 +4,10 @@
            return_lse=False) -> (out_BHTD, lse_BHT or None)
 
 Causal, aligned bottom right: query t stands at position `S - T + t` and sees keys up to there.
-`scale` multiplies the dot products. `window`: a query sees the last `window` keys, its own included. `sink_H`: a logit
-per head in the denominator, with no value; `lse` includes it. `segment` (B x S): the document of each position, -1 for
-padding; attention stays inside a document. A row that sees nothing gives out = 0, lse = -inf and zero gradients.
-`lse` is for reading: on `sdpa` it carries no gradient.
+`scale` multiplies the dot products. `window`: a query sees the last `window` keys, its own included.
+`sink_H`: a logit per head in the denominator, with no value; `lse` includes it. `segment` (B x S): the
+document of each position, -1 for padding; attention stays inside a document. A row that sees nothing gives
+out = 0, lse = -inf and zero gradients. `lse` is for reading: on `sdpa` it carries no gradient.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,7 @@ BACKENDS: dict[str, Callable] = {"naive": naive.attend, "sdpa": sdpa.attend, "bl
 
 
 def choose(name: str, dropout: float) -> str:
-    """The backend that `auto` stands for: fused kernels, or blocks where those would build the T x T matrix.
-
-    PyTorch's CPU operator has no fused path with dropout.
-    """
+    """What `auto` stands for: fused kernels; with dropout, where PyTorch's build the T x T matrix, blocks."""
     if name != "auto":
         return name
     return "blocks" if dropout > 0 else "sdpa"

@@ -7,13 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+INF = float("inf")
+
 
 def scores(
-    q_BHTD: Tensor, k_BGSD: Tensor, *, scale: float, window: int | None = None, segment: Tensor | None = None
+    q_BHTD: Tensor, k_BGSD: Tensor, scale: float, window: int | None = None, segment: Tensor | None = None
 ) -> Tensor:
     """Scaled dot products `s_BHTS`, -inf where the query does not see the key."""
     k_BHSD = k_BGSD.repeat_interleave(q_BHTD.size(1) // k_BGSD.size(1), dim=1)
-    s_BHTS = scale * (q_BHTD @ k_BHSD.transpose(-2, -1))
+    s_BHTS = scale * (q_BHTD @ k_BHSD.mT)
     T, S = s_BHTS.shape[-2:]
     query_T1 = torch.arange(S - T, S, device=s_BHTS.device).unsqueeze(1)
     key_S = torch.arange(S, device=s_BHTS.device)
@@ -23,20 +25,19 @@ def scores(
     if segment is not None:
         own_B1T1 = segment[:, None, S - T :, None]
         visible = visible & (own_B1T1 == segment[:, None, None, :]) & (own_B1T1 >= 0)
-    return s_BHTS.masked_fill(~visible, float("-inf"))
+    return s_BHTS.masked_fill(~visible, -INF)
 
 
 def softmax(s_BHTS: Tensor, sink_H: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Weights `A_BHTS` and `lse_BHT` of masked scores; rows without a visible key give 0 and -inf."""
-    empty_BHT1 = (s_BHTS == float("-inf")).all(-1, keepdim=True)
+    empty_BHT1 = (s_BHTS == -INF).all(-1, keepdim=True)
     s_BHTS = s_BHTS.masked_fill(empty_BHT1, 0.0)  # softmax of a row of -inf is NaN, and so is its gradient
     keys = s_BHTS.size(-1)
     if sink_H is not None:
         sink_BHT1 = sink_H.to(s_BHTS.dtype)[None, :, None, None].expand(*s_BHTS.shape[:-1], 1)
         s_BHTS = torch.cat([s_BHTS, sink_BHT1], dim=-1)
     A_BHTS = s_BHTS.softmax(-1)[..., :keys].masked_fill(empty_BHT1, 0.0)
-    lse_BHT = s_BHTS.logsumexp(-1).masked_fill(empty_BHT1.squeeze(-1), float("-inf"))
-    return A_BHTS, lse_BHT
+    return A_BHTS, s_BHTS.logsumexp(-1).masked_fill(empty_BHT1.squeeze(-1), -INF)
 
 
 def attend(
@@ -52,6 +53,6 @@ def attend(
     return_lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Causal attention as in `model.backends`; O(T S) memory."""
-    A_BHTS, lse_BHT = softmax(scores(q_BHTD, k_BGSD, scale=scale, window=window, segment=segment), sink_H)
+    A_BHTS, lse_BHT = softmax(scores(q_BHTD, k_BGSD, scale, window, segment), sink_H)
     v_BHSD = v_BGSD.repeat_interleave(q_BHTD.size(1) // v_BGSD.size(1), dim=1)
     return F.dropout(A_BHTS, dropout_p) @ v_BHSD, lse_BHT if return_lse else None

@@ -1,10 +1,11 @@
-"""PyTorch's fused kernels: O(T D) memory, and the log-sum-exp of every row where an observer asks for it.
+"""PyTorch's fused kernels: O(T D) memory, and the log-sum-exp of each row where an observer asks for it.
 
-Windows, segments and partial caches would need a T x S mask here, which is what fused kernels avoid: those go through
-`blocks`.
+Windows, segments and partial caches would need a T x S mask here, the very thing that fused kernels avoid:
+those go through `blocks`.
 """
 
 import functools
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,47 +20,41 @@ def attend(
     v_BGSD: Tensor,
     *,
     scale: float,
-    window: int | None = None,
     sink_H: Tensor | None = None,
-    segment: Tensor | None = None,
     dropout_p: float = 0.0,
     return_lse: bool = False,
+    **masks: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Causal attention as in `model.backends`; with dropout PyTorch's CPU operator builds the T x S matrix."""
-    T, S = q_BHTD.size(2), k_BGSD.size(2)
-    needs_mask = window is not None or segment is not None or T not in (1, S)
-    if needs_mask or (return_lse and (dropout_p > 0 or not _lse_is_exact(q_BHTD.device.type))):
-        options = {"scale": scale, "window": window, "sink_H": sink_H, "segment": segment}
-        return blocks.attend(q_BHTD, k_BGSD, v_BGSD, **options, dropout_p=dropout_p, return_lse=return_lse)  # type: ignore[arg-type]
+    T, S, D = q_BHTD.size(2), k_BGSD.size(2), v_BGSD.size(3)
+    lse_fails = return_lse and (dropout_p > 0 or not _lse_is_exact(q_BHTD.device.type))
+    if lse_fails or T not in (1, S) or any(mask is not None for mask in masks.values()):
+        masks |= {"scale": scale, "sink_H": sink_H, "dropout_p": dropout_p, "return_lse": return_lse}
+        return blocks.attend(q_BHTD, k_BGSD, v_BGSD, **masks)
     group = q_BHTD.size(1) // k_BGSD.size(1)
-    k_BHSD, v_BHSD = k_BGSD.repeat_interleave(group, dim=1), v_BGSD.repeat_interleave(group, dim=1)
-    D, rows = v_BHSD.size(-1), T
+    q, k, v = q_BHTD, k_BGSD.repeat_interleave(group, dim=1), v_BGSD.repeat_interleave(group, dim=1)
     if sink_H is not None:
-        q_BHTD, k_BHSD, v_BHSD = _sink_as_key(q_BHTD, k_BHSD, v_BHSD, sink_H, scale)
-    causal = T == S and T > 1
+        q, k, v = _sink_as_key(q, k, v, sink_H, scale)
+    causal = S == T > 1
     if return_lse:
-        out, lse = _with_lse(q_BHTD, k_BHSD, v_BHSD, causal, scale)
-        return out[..., -rows:, :D], lse[..., -rows:]
-    out = F.scaled_dot_product_attention(q_BHTD, k_BHSD, v_BHSD, None, dropout_p, causal, scale=scale)
-    return out[..., -rows:, :D], None
+        out, lse = _with_lse(q, k, v, causal, scale)
+        return out[..., -T:, :D], lse[..., -T:]
+    return F.scaled_dot_product_attention(q, k, v, None, dropout_p, causal, scale=scale)[..., -T:, :D], None
 
 
-def _sink_as_key(
-    q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, sink_H: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _sink_as_key(q: Tensor, k: Tensor, v: Tensor, sink_H: Tensor, scale: float) -> tuple[Tensor, ...]:
     """A first key that scores `sink` with every query and carries no value.
 
-    One more feature holds it: 1 in the queries, 0 in the keys, sink / scale in the new key. A zero query in front
-    keeps `is_causal` valid; the width is padded to a multiple of 8 for the kernel. Gradients are then exact, which a
-    factor `sigmoid(lse - sink)` on the output would not give: the operator's lse has no gradient.
+    One more feature holds it: 1 in the queries, 0 in the keys, sink / scale in the new key. A zero query in
+    front keeps `is_causal` valid; the width is padded to a multiple of 8 for the kernel. Gradients are then
+    exact, which a factor `sigmoid(lse - sink)` on the output is not: the operator's lse has no gradient.
     """
-    B, H, T, D = q_BHTD.shape
+    B, H, T, D = q.shape
     pad = 8 - D % 8
-    q = F.pad(torch.cat([q_BHTD, q_BHTD.new_ones(B, H, T, 1)], -1), (0, pad - 1, int(T > 1), 0))
-    sink_BH11 = (sink_H.to(k_BHSD.dtype) / scale)[None, :, None, None].expand(B, H, 1, 1)
-    sink_key = F.pad(sink_BH11, (D, pad - 1))
-    k = torch.cat([sink_key, F.pad(k_BHSD, (0, pad))], dim=2)
-    return q, k, F.pad(v_BHSD, (0, pad, 1, 0))
+    q = F.pad(torch.cat([q, q.new_ones(B, H, T, 1)], dim=-1), (0, pad - 1, int(T > 1), 0))
+    sink_BH11 = (sink_H.to(k.dtype) / scale)[None, :, None, None].expand(B, H, 1, 1)
+    k = torch.cat([F.pad(sink_BH11, (D, pad - 1)), F.pad(k, (0, pad))], dim=2)
+    return q, k, F.pad(v, (0, pad, 1, 0))
 
 
 def _with_lse(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -68,14 +63,13 @@ def _with_lse(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tu
 
 @functools.cache
 def _lse_is_exact(device: str) -> bool:
-    """The operator is private: trust its log-sum-exp only after comparing it with the definition on a small case."""
-    if device != "cpu":
-        return False
+    """The operator is private: trust its log-sum-exp only after a comparison with the definition."""
     q, k = (torch.arange(2 * 33 * 8.0).mul(step).sin().view(1, 2, 33, 8) for step in (0.7, 1.3))
-    expected, expected_lse = naive.attend(q, k, q, scale=2.0, return_lse=True)
     try:
-        out, lse = _with_lse(q, k, q, True, 2.0)
+        found = _with_lse(q, k, q, True, 2.0)
     except (AttributeError, RuntimeError):
         return False
-    assert expected_lse is not None
-    return torch.allclose(out, expected, atol=1e-5) and torch.allclose(lse, expected_lse, atol=1e-5)
+    expected: Any = naive.attend(q, k, q, scale=2.0, return_lse=True)
+    return device == "cpu" and all(
+        torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True)
+    )
