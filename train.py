@@ -12,7 +12,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -49,7 +49,7 @@ class Run:
 
 
 def main(request: Request) -> int:
-    """Serve one request; returns the exit code: 0 done, 1 stopped, 2 the request was wrong, 130 interrupted."""
+    """Serve one request; returns the exit code: 0 done, 1 stopped, 2 request wrong, 130 interrupted."""
     try:
         run = build(request)
         resume(run) if request.resume else start(run)
@@ -60,47 +60,37 @@ def main(request: Request) -> int:
     log = JsonLines(run.folder / "metrics.jsonl", run.state.step if request.resume else None)
     try:
         with interruptible() as interrupted:
-            finished = loop(run, log, interrupted)
+            loop(run, log, interrupted)
     except Stopped as error:
         print(f"stopped: {error}", file=sys.stderr)
         return 1
     finally:
         log.close()
-    print(f"{'done' if finished else f'interrupted; go on with --resume {run.folder}'}: {run.folder}")
+    finished = run.state.step == run.config.train.steps
+    print(f"{run.folder} is complete" if finished else f"interrupted; go on with --resume {run.folder}")
     return 0 if finished else 130
 
 
 def build(request: Request) -> Run:
-    """Make everything, check everything, write nothing to the run folder."""
-    config, T = request.config, request.config.model.context_length
-    folder = Path(config.run.dir)
-    if not request.resume:
-        check_unused(folder, config.run.overwrite)
-    source = load_source(config)
-    model = GPT(
-        config.model,
-        source.tokenizer.vocab_size,
-        torch.Generator().manual_seed(seed_for(config.run.seed, "init")),
-    )
+    """Make everything and check everything; the run folder is not touched."""
+    config, folder = request.config, Path(request.config.run.dir)
+    if not request.resume and folder.exists():
+        is_run = all((folder / name).exists() for name in ("config.yaml", "tokenizer.json"))
+        if not folder.is_dir() or (any(folder.iterdir()) and not is_run):
+            raise UserError(f"run.dir {folder} exists and is not a run; choose another --run.dir")
+        if is_run and not config.run.overwrite:
+            ways = (
+                f"go on with --resume {folder}, choose another --run.dir, or --run.overwrite true to lose it"
+            )
+            raise UserError(f"run.dir {folder} holds a run: {ways}")
+    source, seed, T = load_source(config), config.run.seed, config.model.context_length
+    generator = torch.Generator().manual_seed(seed_for(seed, "init"))
+    model = GPT(config.model, source.tokenizer.vocab_size, generator)
     model.compute_in(torch.bfloat16 if config.train.precision == "bf16" else torch.float32)
-    probes = make_probes(source, T, config.probe.sequences, config.run.seed) if config.probe.every else None
+    optimizers = make_optimizers(model, config.optimizer)
+    probes = make_probes(source, T, config.probe.sequences, seed) if config.probe.every else None
     state = checkpoints.State(fingerprint=source.fingerprint)
-    return Run(config, folder, source, model, make_optimizers(model, config.optimizer), probes, state)
-
-
-def check_unused(folder: Path, overwrite: bool) -> None:
-    """Refuse a folder that holds something; a run may be overwritten, anything else never."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"run.dir {folder} is a file; choose another --run.dir")
-    if not folder.exists() or not any(folder.iterdir()):
-        return
-    if not (folder / "config.yaml").exists():
-        raise UserError(f"run.dir {folder} is not empty and not a run; choose another --run.dir")
-    if not overwrite:
-        raise UserError(
-            f"run.dir {folder} holds a run: continue it with --resume {folder}, choose another --run.dir, or start "
-            "afresh with --run.overwrite true"
-        )
+    return Run(config, folder, source, model, optimizers, probes, state)
 
 
 def start(run: Run) -> None:
@@ -120,45 +110,33 @@ def resume(run: Run) -> None:
     state, faults = checkpoints.load_newest(run.folder / "checkpoints", run.model, run.optimizers)
     if state.fingerprint != run.source.fingerprint:
         raise UserError(
-            f"the data differ from those that {run.folder} was trained on; restore them or start a new run"
+            f"the data are not those that {run.folder} was trained on: restore them or start anew"
         )
-    if run.config.train.steps < state.step:
+    if state.step > run.config.train.steps:
         raise UserError(
-            f"train.steps {run.config.train.steps} lies before step {state.step}, which is reached already"
+            f"train.steps {run.config.train.steps} is less than the {state.step} steps done already"
         )
     now = run.state.environment
-    changed = [
-        f"{key} was {was}, is {now.get(key)}" for key, was in state.environment.items() if was != now.get(key)
-    ]
-    if changed:
-        faults.append(f"the run will not continue bit for bit: {', '.join(changed)}")
-    for fault in faults:
+    changed = [f"{key} was {was}, is {now[key]}" for key, was in state.environment.items() if was != now[key]]
+    for fault in [*faults, *(f"not bit for bit as before: {change}" for change in changed)]:
         print(f"warning: {fault}", file=sys.stderr)
-    state.environment = now
-    run.state = state
-    checkpoints.sweep(run.folder / "checkpoints")
+    run.state = replace(state, environment=now)
     (run.folder / "config.yaml").write_text(to_yaml(run.config))
 
 
 def describe(run: Run) -> None:
     """What is about to happen, before it costs anything."""
-    c, m = run.config, run.config.model
-    tokens = c.global_batch * m.context_length
-    print(f"{run.folder}" + (f", resumed after step {run.state.step}" if run.state.step else ""))
+    c, m, tokens = run.config, run.config.model, run.config.global_batch * run.config.model.context_length
+    shape = f"{m.n_layer} layers x {m.n_head} heads, width {m.d_model}, context {m.context_length}"
+    print(f"{run.folder}" + (f", going on after step {run.state.step}" if run.state.step else ""))
     print(f"  data   {c.data.source}: {run.source.description}; vocabulary {run.source.tokenizer.vocab_size}")
-    print(
-        f"  model  {m.n_layer} layers x {m.n_head} heads, width {m.d_model}, context {m.context_length}: "
-        f"{run.model.num_parameters():,} parameters; attention on {run.model.attentions()[0].backend}, "
-        f"linear layers in {c.train.precision}"
-    )
-    print(
-        f"  train  {c.train.steps:,} steps x {tokens:,} tokens = {c.train.steps * tokens:,} tokens",
-        flush=True,
-    )
+    print(f"  model  {shape}: {run.model.num_parameters():,} parameters")
+    print(f"         attention on {run.model.attentions()[0].backend}, linear layers in {c.train.precision}")
+    print(f"  train  {c.train.steps:,} steps x {tokens:,} tokens = {c.train.steps * tokens:,}", flush=True)
 
 
-def loop(run: Run, log: JsonLines, interrupted: Callable[[], bool]) -> bool:
-    """Train from `run.state` to the last step; False where a signal came first, after saving a checkpoint."""
+def loop(run: Run, log: JsonLines, interrupted: Callable[[], bool]) -> None:
+    """Train from `run.state` to the last step, or to a signal; either way a checkpoint is the last thing."""
     c, state = run.config, run.state
     step_tokens = c.global_batch * c.model.context_length
     began = time.perf_counter() - state.seconds
@@ -172,39 +150,29 @@ def loop(run: Run, log: JsonLines, interrupted: Callable[[], bool]) -> bool:
             started = time.perf_counter()
             share = rate_share(state.step + 1, c.train.steps, c.optimizer)
             loss, grad_norm = update(run, state.step + 1, share)
-            state.step += 1
-            state.tokens += step_tokens
+            state.step, state.tokens = state.step + 1, state.tokens + step_tokens
             tokens, seconds = tokens + step_tokens, seconds + time.perf_counter() - started
             if due(c.log.every, state.step, c.train.steps):
-                rate = round(tokens / seconds)
-                record = {"loss": loss, "lr": share * c.optimizer.lr, "grad_norm": grad_norm}
-                log.write("train", state.step, **record, tokens=state.tokens, tokens_per_s=rate)
+                rate, record = round(tokens / seconds), {"loss": loss, "lr": share * c.optimizer.lr}
+                record |= {"grad_norm": grad_norm, "tokens": state.tokens, "tokens_per_s": rate}
+                log.write("train", state.step, **record)
                 bar.set_postfix_str(f"loss {loss:.3f}, {rate:,} tokens/s", refresh=False)
                 tokens, seconds = 0, 0.0
             bar.update()
             state.seconds = time.perf_counter() - began
             look(run, log, bar, save=interrupted())
-    if state.step < c.train.steps:
-        return False
-    state.seconds = max(state.seconds, time.perf_counter() - began)
-    log.write(
-        "end", state.step, seconds=state.seconds, telemetry_share=state.telemetry_seconds / state.seconds
-    )
-    return True
+    if state.step == c.train.steps:
+        telemetry_share = state.telemetry_seconds / state.seconds
+        log.write("end", state.step, seconds=state.seconds, telemetry_share=telemetry_share)
 
 
 def update(run: Run, step: int, share: float) -> tuple[float, float]:
-    """One optimizer step at `share` of the peak rates; returns loss and gradient norm, both finite, else `Stopped`."""
-    c, model = run.config, run.model
-    inputs_BT, targets_BT = run.source.batch(step)
+    """One optimizer step at `share` of the peak rates; loss and gradient norm, or `Stopped`."""
+    c, model, batch = run.config, run.model, run.source.batch(step)
 
     def losses() -> Iterator[Tensor]:
-        torch.manual_seed(
-            seed_for(c.run.seed, "dropout", step)
-        )  # dropout alone draws from the global generator
-        for x_BT, y_BT in zip(
-            *(part.split(c.train.batch_size) for part in (inputs_BT, targets_BT)), strict=True
-        ):
+        torch.manual_seed(seed_for(c.run.seed, "dropout", step))  # dropout alone uses the global generator
+        for x_BT, y_BT in zip(*(part.split(c.train.batch_size) for part in batch), strict=True):
             yield F.cross_entropy(model(x_BT).flatten(0, 1), y_BT.flatten()) / c.train.grad_accum
 
     loss = 0.0
@@ -212,7 +180,7 @@ def update(run: Run, step: int, share: float) -> tuple[float, float]:
         micro.backward()
         loss += micro.item()
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), c.train.clip or math.inf).item()
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+    if not math.isfinite(loss + grad_norm):
         stop(run, step, first_nonfinite(model, lambda: torch.stack(list(losses()))))
     for optimizer in run.optimizers:
         for group in optimizer.param_groups:
@@ -223,24 +191,21 @@ def update(run: Run, step: int, share: float) -> tuple[float, float]:
 
 
 def look(run: Run, log: JsonLines, bar: tqdm, save: bool) -> None:
-    """Evaluate, probe and save where this step asks for it. None of it touches what the next update will do."""
-    c, state, last = run.config, run.state, run.config.train.steps
-    evaluates, probes = due(c.eval.every, state.step, last), due(c.probe.every, state.step, last)
-    save = save or due(c.checkpoint.every, state.step, last) or state.step == last
+    """Evaluate, probe and save where this step asks for it; nothing that the next update will notice."""
+    c, state, last, folder = run.config, run.state, run.config.train.steps, run.folder / "checkpoints"
+    save = save or state.step == last or due(c.checkpoint.every, state.step, last)
     save = save or (c.checkpoint.log_spaced and checkpoints.is_log_spaced(state.step))
-    if evaluates or probes or save:
-        broken = [name for name, parameter in run.model.named_parameters() if not parameter.isfinite().all()]
-        if broken:
-            stop(run, state.step, f"parameter {broken[0]}")
-    state.eval_loss = None
+    evaluates, probes = due(c.eval.every, state.step, last), due(c.probe.every, state.step, last)
+    for name, parameter in run.model.named_parameters() if save or evaluates or probes else ():
+        if not parameter.isfinite().all():
+            stop(run, state.step, f"parameter {name}")
     if evaluates:
         batches = run.source.validation(c.train.batch_size, c.eval.tokens)
         result = evaluate(run.model, batches, run.source.bytes_per_token)
-        state.eval_loss = result["loss"]
         log.write("eval", state.step, **result)
         bar.write(f"step {state.step:>6}  validation loss {result['loss']:.4f}")
-        if state.best_loss is None or state.eval_loss < state.best_loss:
-            state.best_loss = state.eval_loss
+        if state.best is None or result["loss"] < state.best[0]:
+            state.best = result["loss"], state.step
             save = save or c.checkpoint.keep_best
     if probes and run.probes is not None:
         started = time.perf_counter()
@@ -249,8 +214,8 @@ def look(run: Run, log: JsonLines, bar: tqdm, save: bool) -> None:
         bar.write(f"step {state.step:>6}  {summary(record)}")
         state.telemetry_seconds += time.perf_counter() - started
     if save:
-        checkpoints.save(run.folder / "checkpoints", run.model, run.optimizers, state)
-        checkpoints.prune(run.folder / "checkpoints", c.checkpoint)
+        checkpoints.save(folder, run.model, run.optimizers, state)
+        checkpoints.prune(folder, c.checkpoint, state.best[1] if state.best else None)
 
 
 def due(every: int, step: int, last: int) -> bool:
@@ -259,10 +224,10 @@ def due(every: int, step: int, last: int) -> bool:
 
 
 def stop(run: Run, step: int, culprit: str) -> NoReturn:
-    """End the run before numbers that are not finite reach the weights or a checkpoint."""
-    steps = checkpoints.steps_in(run.folder / "checkpoints")
-    kept = checkpoints.path_of(run.folder / "checkpoints", steps[-1]) if steps else "none yet"
-    raise Stopped(f"step {step}: first tensor that is not finite: {culprit}; last good checkpoint: {kept}")
+    """End the run before a number that is not finite reaches the weights or a checkpoint."""
+    folder = run.folder / "checkpoints"
+    good = checkpoints.path_of(folder, max(checkpoints.steps_in(folder), default=0))
+    raise Stopped(f"step {step}: the first tensor that is not finite is {culprit}; last good: {good}")
 
 
 if __name__ == "__main__":

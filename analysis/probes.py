@@ -105,15 +105,15 @@ def _pass(
     model: GPT, tokens_BT: Tensor, probe: str, block_length: int | None = None
 ) -> tuple[Scores, Tensor, int]:
     """Scores of the statistics of one probe, the losses of its tokens, and how many rows saw nothing."""
-    wanted = [statistic for statistic in REGISTRY.values() if statistic.probe == probe]
-    found: dict[str, list[Tensor]] = {statistic.name: [] for statistic in wanted}
+    wanted = {name: function for name, (where, function) in REGISTRY.items() if where == probe}
+    found: dict[str, list[Tensor]] = {name: [] for name in wanted}
     skipped = 0
 
     def collect(seen: Observation) -> None:
         nonlocal skipped
         rows, H = rows_of(seen, block_length), seen.q_BHTD.size(1)
         skipped += int((~rows.sees_BHT).sum())
-        for name, _, function in wanted:
+        for name, function in wanted.items():
             value_H = function(rows)
             if value_H.shape != (H,):
                 got = tuple(value_H.shape)

@@ -4,7 +4,7 @@ Register your own with `@statistic("name")`; it then stands beside these in ever
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,15 +15,7 @@ Probe = Literal["text", "text_without_bos", "repeat"]
 Function = Callable[[Rows], Tensor]
 
 
-class Statistic(NamedTuple):
-    """A function of `Rows` that returns H numbers, and the probe that it is measured on."""
-
-    name: str
-    probe: Probe
-    function: Function
-
-
-REGISTRY: dict[str, Statistic] = {}
+REGISTRY: dict[str, tuple[Probe, Function]] = {}
 
 
 def statistic(name: str, probe: Probe = "text") -> Callable[[Function], Function]:
@@ -32,7 +24,7 @@ def statistic(name: str, probe: Probe = "text") -> Callable[[Function], Function
     def register(function: Function) -> Function:
         if name in REGISTRY:
             raise ValueError(f"a statistic named {name!r} exists already; choose another name")
-        REGISTRY[name] = Statistic(name, probe, function)
+        REGISTRY[name] = probe, function
         return function
 
     return register
@@ -51,16 +43,11 @@ def entropy_normalized(rows: Rows) -> Tensor:
     return rows.mean((rows.entropy() / log_outcomes).masked_fill(log_outcomes <= 0, float("nan")), first=1)
 
 
+@statistic("sink_no_bos", probe="text_without_bos")
 @statistic("sink")
 def sink(rows: Rows) -> Tensor:
-    """`A[i,0]`, i >= 4: mass on the first token of text, which is BOS where the data have one."""
+    """`A[i,0]`, i >= 4: mass on the first token of text, BOS where the data have one, and once without."""
     return rows.mean(rows.weight(0 * rows.i), first=4)
-
-
-@statistic("sink_no_bos", probe="text_without_bos")
-def sink_no_bos(rows: Rows) -> Tensor:
-    """The same on text without BOS in front."""
-    return sink(rows)
 
 
 @statistic("sink_rate")

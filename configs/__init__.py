@@ -1,5 +1,5 @@
-"""Configuration: typed sections (`schema.py`), command line (`cli.py`), presets (`*.yaml`). Imports no torch."""
+"""Typed sections (`schema.py`), command line (`cli.py`), presets (`*.yaml`). Imports no torch."""
 
 
 class UserError(Exception):
-    """The request was wrong. The message says what was asked, what is possible and what to do; exit code 2."""
+    """The request was wrong: says what was asked, what is possible and what to do. Exit code 2."""

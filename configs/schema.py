@@ -10,6 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic import Field as Key
 
+Source = Literal["shakespeare", "text", "repeats"]
+Backend = Literal["auto", "naive", "sdpa", "blocks"]
 MIN_CONTEXT = 17  # the shortest context that holds BOS and a probe block of 8 tokens twice
 
 
@@ -18,16 +20,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    def _resolve(self, key: str, value: Any) -> None:
-        """Fill in `key` where it was left at null."""
-        if getattr(self, key) is None:
-            self.__dict__[key] = value
-
-    def _only_with(self, key: str, default: Any, used: bool, condition: str) -> None:
-        """`key` has an effect under `condition` alone: its default there, an error elsewhere."""
-        if used:
-            self._resolve(key, default)
-        elif getattr(self, key) is not None:
+    def _fill(self, key: str, default: Any, used: bool = True, condition: str = "") -> None:
+        """Give a key left at null its default; without `condition` it has no effect, so refuse it."""
+        if used and getattr(self, key) is None:
+            self.__dict__[key] = default
+        elif not used and getattr(self, key) is not None:
             raise ValueError(f"{key} is used with {condition} only: set it to null, or set {condition}")
 
 
@@ -35,39 +32,29 @@ Count, Size = partial(Key, ge=0), partial(Key, ge=1)
 
 
 class Run(Section):
-    """The run folder and the seed."""
-
     dir: str = Key("runs/default", min_length=1, description="folder that receives the run")
     seed: int = Count(1, description="seed of initialisation, data order, dropout, evaluation and probes")
     overwrite: bool = Key(False, description="empty a run folder that is in use and start afresh")
 
 
 class Data(Section):
-    """What is read, and how it becomes tokens."""
-
-    source: Literal["shakespeare", "text", "repeats"] = Key(
-        "shakespeare", description="nine plays (embedded), text files, or random blocks that repeat"
-    )
+    source: Source = Key("shakespeare", description="nine plays (embedded), text files, or random repeats")
     path: str | None = Key(None, description="source text: a file or a glob of files, UTF-8")
     tokenizer: Literal["char", "byte"] = Key("char", description="a token per character, or per UTF-8 byte")
     bos: bool = Key(True, description="put the token BOS in front of every window")
-    val_fraction: float | None = Key(
-        None, gt=0, lt=1, description="last part of the text, by position, for validation (null: 0.1)"
-    )
+    val_fraction: float | None = Key(None, gt=0, lt=1, description="last share, for validation (null: 0.1)")
     cache_dir: str = Key("cache", min_length=1, description="folder of the memory-mapped tokens")
 
     @model_validator(mode="after")
     def _check(self) -> "Data":
-        self._only_with("path", None, self.source == "text", "data.source text")
+        self._fill("path", None, self.source == "text", "data.source text")
         if self.source == "text" and not self.path:
             raise ValueError("source text needs data.path, a text file or a glob such as 'books/*.txt'")
-        self._only_with("val_fraction", 0.1, self.source != "repeats", "a text source")
+        self._fill("val_fraction", 0.1, self.source != "repeats", "a text source")
         return self
 
 
 class Model(Section):
-    """The transformer."""
-
     n_layer: int = Size(4, description="number of blocks")
     n_head: int = Size(4, description="query heads per layer")
     n_kv_head: int | None = Size(None, description="key and value heads, each shared (null: n_head)")
@@ -80,9 +67,7 @@ class Model(Section):
     position: Literal["rotary", "learned"] = Key("rotary", description="how positions enter")
     rope_theta: float | None = Key(None, gt=1, description="base of the rotary wavelengths (null: 10000)")
     context_length: int = Key(64, ge=MIN_CONTEXT, description="tokens in a window")
-    backend: Literal["auto", "naive", "sdpa", "blocks"] = Key(
-        "auto", description="attention by T x T matrix, fused kernels, blocks of rows, or the best that fits"
-    )
+    backend: Backend = Key("auto", description="T x T matrix, fused kernels, blocks of rows; auto: what fits")
     dropout: float = Key(0.0, ge=0, lt=1, description="on embedding, attention weights, residual branches")
     bias: bool = Key(False, description="biases in linear layers and layernorms")
     tie_embeddings: bool = Key(False, description="the head shares the token embedding")
@@ -90,31 +75,27 @@ class Model(Section):
     qk_gain: float | None = Key(None, gt=0, description="factor on both after qk_norm (null: 1)")
     logit_softcap: float = Count(0.0, description="logits become c tanh(z / c); 0: off")
     embed_norm: bool = Key(False, description="embedding to root mean square 1")
-    init: Literal["gpt2", "zero_residual"] = Key(
-        "gpt2", description="gpt2: N(0, 0.02), smaller for residual projections; zero_residual: those at 0"
-    )
+    init: Literal["gpt2", "zero_residual"] = Key("gpt2", description="small, or identity blocks at first")
 
     @model_validator(mode="after")
     def _check(self) -> "Model":
         if self.d_head is None and self.d_model % self.n_head:
             raise ValueError(f"d_model {self.d_model} is no multiple of n_head {self.n_head}; set d_head")
-        self._resolve("d_head", self.d_model // self.n_head)
-        self._resolve("n_kv_head", self.n_head)
+        self._fill("d_head", self.d_model // self.n_head)
+        self._fill("n_kv_head", self.n_head)
         if self.n_head % (self.n_kv_head or 1):
             raise ValueError(f"n_head {self.n_head} is no multiple of n_kv_head {self.n_kv_head}")
         if self.position == "rotary" and (self.d_head or 0) % 2:
             raise ValueError(f"position rotary needs an even d_head; d_head is {self.d_head}")
-        self._only_with("rope_theta", 10000.0, self.position == "rotary", "model.position rotary")
-        self._only_with("d_mlp", 4 * self.d_model, self.mlp != "none", "an MLP")
-        self._only_with("qk_gain", 1.0, self.qk_norm, "model.qk_norm true")
+        self._fill("rope_theta", 10000.0, self.position == "rotary", "model.position rotary")
+        self._fill("d_mlp", 4 * self.d_model, self.mlp != "none", "an MLP")
+        self._fill("qk_gain", 1.0, self.qk_norm, "model.qk_norm true")
         if self.init == "zero_residual" and self.tie_embeddings:
             raise ValueError("init zero_residual starts with a zero head: it needs tie_embeddings false")
         return self
 
 
 class Optimizer(Section):
-    """Update rule and learning rate."""
-
     name: Literal["adamw", "muon"] = Key("adamw", description="muon: for the blocks' matrices, else AdamW")
     lr: float = Key(1e-3, gt=0, description="peak rate of AdamW")
     beta1: float = Key(0.9, ge=0, lt=1, description="AdamW: decay of the mean")
@@ -122,25 +103,21 @@ class Optimizer(Section):
     weight_decay: float = Count(0.0, description="AdamW: decoupled decay of matrices")
     muon_lr: float | None = Key(None, gt=0, description="peak rate of Muon (null: 0.02)")
     muon_momentum: float | None = Key(None, ge=0, lt=1, description="Nesterov momentum (null: 0.95)")
-    schedule: Literal["cosine", "linear"] = Key(
-        "cosine", description="after warm-up: cosine to final_lr, or constant and then linear to 0"
-    )
+    schedule: Literal["cosine", "linear"] = Key("cosine", description="shape after the warm-up")
     warmup_steps: int = Count(100, description="steps over which the rate rises linearly")
-    final_lr: float | None = Key(None, ge=0, le=1, description="cosine: last over peak rate (null: 0.1)")
-    decay_share: float | None = Key(None, ge=0, le=1, description="linear: last share of steps (null: 0.4)")
+    final_lr: float | None = Key(None, ge=0, le=1, description="cosine: last share of the peak (null: 0.1)")
+    decay_share: float | None = Key(None, ge=0, le=1, description="linear: share of steps to 0 (null: 0.4)")
 
     @model_validator(mode="after")
     def _check(self) -> "Optimizer":
-        self._only_with("muon_lr", 0.02, self.name == "muon", "optimizer.name muon")
-        self._only_with("muon_momentum", 0.95, self.name == "muon", "optimizer.name muon")
-        self._only_with("final_lr", 0.1, self.schedule == "cosine", "optimizer.schedule cosine")
-        self._only_with("decay_share", 0.4, self.schedule == "linear", "optimizer.schedule linear")
+        self._fill("muon_lr", 0.02, self.name == "muon", "optimizer.name muon")
+        self._fill("muon_momentum", 0.95, self.name == "muon", "optimizer.name muon")
+        self._fill("final_lr", 0.1, self.schedule == "cosine", "optimizer.schedule cosine")
+        self._fill("decay_share", 0.4, self.schedule == "linear", "optimizer.schedule linear")
         return self
 
 
 class Train(Section):
-    """The loop."""
-
     steps: int = Size(1000, description="optimizer steps")
     batch_size: int = Size(32, description="sequences per micro-step")
     grad_accum: int = Size(1, description="micro-steps per optimizer step")
@@ -149,22 +126,16 @@ class Train(Section):
 
 
 class Eval(Section):
-    """Loss on the validation part."""
-
     every: int = Count(250, description="steps between evaluations, first and last included; 0: never")
     tokens: int = Count(0, description="validation tokens used, evenly spread; 0: all of them")
 
 
 class Probe(Section):
-    """Attention statistics of every head on fixed sequences."""
-
     every: int = Count(100, description="steps between probes, first and last included; 0: never")
     sequences: int = Size(16, description="sequences of each probe")
 
 
 class Checkpoint(Section):
-    """What is kept for resuming and for looking back."""
-
     every: int = Count(
         500, description="steps between checkpoints, besides the first and last; 0: only those"
     )
@@ -174,14 +145,10 @@ class Checkpoint(Section):
 
 
 class Log(Section):
-    """Records in metrics.jsonl."""
-
     every: int = Size(10, description="steps between train records")
 
 
 class Config(Section):
-    """A run."""
-
     run: Run = Key(default_factory=Run)
     data: Data = Key(default_factory=Data)
     model: Model = Key(default_factory=Model)

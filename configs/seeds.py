@@ -1,6 +1,6 @@
 """Every random stream gets its own seed, derived from `run.seed` and a purpose.
 
-Data, initialisation, dropout, evaluation and probes never share a generator, so doing more of one cannot shift
+Data, initialisation, dropout, evaluation and probes never share a generator: doing more of one cannot shift
 another, and a stream indexed by the step needs no state in the checkpoint.
 """
 

@@ -1,7 +1,7 @@
-"""Sources of batches. The batch of a step is a pure function of (seed, step): resuming needs no loader state.
+"""Sources of batches; that of a step is a pure function of (seed, step): resuming needs no loader state.
 
-A source has `tokenizer`, `symbols` (the ids that occur in training, BOS left out), `fingerprint` (changes when
-the data do), `bytes_per_token`, `description`, and three methods: `batch`, `validation`, `probe_text`.
+A source has `tokenizer`, `symbols` (the ids that occur in training, BOS left out), `fingerprint` (changes
+when the data do), `bytes_per_token`, `description`, and the methods `batch`, `validation`, `probe_text`.
 """
 
 from collections.abc import Iterator

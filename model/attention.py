@@ -39,7 +39,8 @@ class CausalSelfAttention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
-        assert config.d_head and config.n_kv_head
+        assert config.d_head is not None
+        assert config.n_kv_head is not None
         self.layer, self.d_head, self.qk_norm = layer, config.d_head, config.qk_norm
         self.dropout, self.backend = config.dropout, choose(config.backend, config.dropout)
         self.scale = (config.qk_gain or 1.0) ** 2 * config.d_head**-0.5

@@ -1,11 +1,11 @@
-"""Rotary positions (Su et al. 2021, 2104.09864): queries and keys are turned by an angle that grows with the place."""
+"""Rotary positions (Su et al. 2021, 2104.09864): queries and keys turn with their place."""
 
 import torch
 from torch import Tensor, nn
 
 
 class Rotary(nn.Module):
-    """Turns feature pairs `(x[i], x[i + D/2])` at place t by `t * theta^(-2i/D)`, so scores see only distances."""
+    """Turns `(x[i], x[i + D/2])` at place t by the angle `t theta^(-2i/D)`: scores see only distances."""
 
     def __init__(self, d_head: int, length: int, theta: float):
         super().__init__()

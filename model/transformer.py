@@ -81,7 +81,7 @@ class GPT(nn.Module):
         return [module for module in self.modules() if isinstance(module, CausalSelfAttention)]
 
     def compute_in(self, dtype: torch.dtype) -> "GPT":
-        """Let the linear layers multiply in `dtype`; weights, residual stream, attention, loss stay float32."""
+        """Let the linear layers multiply in `dtype`; weights, residual stream and attention stay float32."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.compute_dtype = dtype

@@ -15,10 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from configs import UserError
 from configs.schema import Checkpoint as CheckpointConfig
@@ -36,20 +34,18 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "numpy": numpy.__version__,
     }
 
 
 @dataclass
 class State:
-    """Where a run stands."""
+    """Where a run stands; `best` is the lowest validation loss so far and its step."""
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     telemetry_seconds: float = 0.0
-    eval_loss: float | None = None  # at this step, None where it was not evaluated
-    best_loss: float | None = None
+    best: tuple[float, int] | None = None
     fingerprint: str = ""  # of the data
     environment: dict[str, Any] = field(default_factory=environment)
 
@@ -71,8 +67,10 @@ def is_log_spaced(step: int) -> bool:
 
 def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None:
     """Write the checkpoint of `state.step`. Raises `Stopped` where the disk does not take it."""
-    target, temporary = path_of(folder, state.step), folder / f"tmp-{state.step}-{os.getpid()}"
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    for stale in folder.glob("tmp-*"):  # a kill in the middle of a save or a removal leaves these
+        shutil.rmtree(stale, ignore_errors=True)
+    temporary = folder / f"tmp-{state.step}"
+    names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
     moments = {
         f"{names[parameter]}/{key}": value
         for optimizer in optimizers
@@ -88,25 +86,21 @@ def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None
         (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
         for path in (*temporary.iterdir(), temporary):
             _to_disk(path)
-        _remove(target)  # there is one only if it was found damaged
-        temporary.rename(target)
+        _remove(path_of(folder, state.step))  # there is one only if it was found damaged
+        temporary.rename(path_of(folder, state.step))
         _to_disk(folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise Stopped(f"cannot save the checkpoint of step {state.step} in {folder}: {error}") from error
 
 
-def prune(folder: Path, config: CheckpointConfig) -> None:
+def prune(folder: Path, config: CheckpointConfig, best_step: int | None) -> None:
     """Remove checkpoints that no rule keeps: the newest, the best, the log-spaced."""
     steps = steps_in(folder)
-    kept = set(steps[-config.keep_last :])
-    if config.log_spaced:
-        kept |= {step for step in steps if is_log_spaced(step)}
-    if config.keep_best:
-        losses = [(_eval_loss(path_of(folder, step)), step) for step in steps]
-        kept |= {min(losses)[1]}
-    for step in set(steps) - kept:
-        _remove(path_of(folder, step))
+    kept = {best_step if config.keep_best else None, *steps[-config.keep_last :]}
+    for step in steps:
+        if step not in kept and not (config.log_spaced and is_log_spaced(step)):
+            _remove(path_of(folder, step))
 
 
 def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State, list[str]]:
@@ -122,16 +116,7 @@ def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State
             _fill(model, optimizers, path)
             return State(**json.loads((path / "state.json").read_text())), faults
         faults.append(f"{path} is damaged ({fault})")
-    found = "".join(f"; {fault}" for fault in faults)
-    raise UserError(
-        f"no intact checkpoint in {folder}{found}: start afresh with --config and --run.overwrite true"
-    )
-
-
-def sweep(folder: Path) -> None:
-    """Remove what a kill in the middle of a save or a removal has left."""
-    for path in folder.glob("tmp-*"):
-        shutil.rmtree(path, ignore_errors=True)
+    raise UserError("; ".join([f"no intact checkpoint in {folder}", *faults]))
 
 
 def _fill(model: GPT, optimizers: Optimizers, path: Path) -> None:
@@ -140,15 +125,13 @@ def _fill(model: GPT, optimizers: Optimizers, path: Path) -> None:
     if want != have:
         name = min(name for name in {**want, **have} if want.get(name) != have.get(name))
         raise UserError(f"{path} holds another model or vocabulary than config and data give: see {name}")
-    owners = {
-        p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
-    }
+    state_of = {p: o.state[p] for o in optimizers for group in o.param_groups for p in group["params"]}
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(saved[name])
     for moment, value in load_file(path / "optimizer.safetensors").items():
         name, key = moment.rsplit("/", 1)
-        owners[parameters[name]].state[parameters[name]][key] = value
+        state_of[parameters[name]][key] = value
 
 
 def _fault(path: Path) -> str | None:
@@ -157,26 +140,14 @@ def _fault(path: Path) -> str | None:
         sums = json.loads((path / "checksums.json").read_text())
         wrong = [name for name in FILES if _sha256(path / name) != sums[name]]
         return f"{wrong[0]} does not match its checksum" if wrong else None
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"checksums.json cannot be used: {error}"
-
-
-def _eval_loss(path: Path) -> float:
-    """Infinite where the step was not evaluated."""
-    try:
-        loss = json.loads((path / "state.json").read_text())["eval_loss"]
-    except (OSError, ValueError, KeyError, TypeError):
-        loss = None
-    return float("inf") if loss is None else loss
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        return f"incomplete or unreadable: {error}"
 
 
 def _remove(path: Path) -> None:
     """Make a checkpoint invisible in one move, then delete it."""
     if path.exists():
-        moved = path.rename(path.with_name(f"tmp-{path.name}-{os.getpid()}"))
-        shutil.rmtree(moved, ignore_errors=True)
+        shutil.rmtree(path.rename(path.with_name(f"tmp-{path.name}")), ignore_errors=True)
 
 
 def _sha256(path: Path) -> str:
@@ -186,7 +157,5 @@ def _sha256(path: Path) -> str:
 
 def _to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    os.fsync(descriptor)
+    os.close(descriptor)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,14 +11,13 @@ from data.sources import IGNORED, Batch
 from model.transformer import GPT
 
 
-def evaluate(model: GPT, batches: Iterable[Batch], bytes_per_token: float) -> dict[str, float | None]:
-    """Mean loss in nats per token, its standard error over windows (None for a single one), and bits per byte."""
+def evaluate(model: GPT, batches: Iterable[Batch], bytes_per_token: float) -> dict[str, Any]:
+    """Mean loss in nats per token, its standard error over windows (None for one window), bits per byte."""
     sums, counts = [], []
     with model.reading():
         for inputs_BT, targets_BT in batches:
-            logits_BTV = model(inputs_BT)
             losses_BT = F.cross_entropy(
-                logits_BTV.transpose(1, 2), targets_BT, ignore_index=IGNORED, reduction="none"
+                model(inputs_BT).mT, targets_BT, ignore_index=IGNORED, reduction="none"
             )
             sums.append(losses_BT.double().sum(1))
             counts.append((targets_BT != IGNORED).sum(1))

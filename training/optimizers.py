@@ -7,16 +7,12 @@ from torch import Tensor, nn
 
 from configs.schema import Optimizer as OptimizerConfig
 
-# A quintic Newton-Schulz iteration that brings singular values near 1 (Jordan et al. 2024,
-# kellerjordan.github.io/posts/muon).
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-ITERATIONS = 5
-
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised: `W -= lr sqrt(max(1, rows / columns)) U V^T` (Jordan et al. 2024).
+    """Nesterov momentum, orthogonalised: `W -= lr sqrt(max(1, rows / columns)) U V^T`.
 
-    Matrices of one shape go through the iteration together, which is most of the time of an update.
+    Jordan et al. 2024, kellerjordan.github.io/posts/muon. Matrices of one shape go through the iteration
+    together, which is most of the time of an update.
     """
 
     def __init__(self, params: list[nn.Parameter], lr: float, momentum: float):
@@ -42,36 +38,32 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """About `U V^T` of each `U S V^T` in a stack `N x rows x columns`, computed in bfloat16."""
-    a, b, c = COEFFICIENTS
-    x = matrices.bfloat16()
-    tall = x.size(-2) > x.size(-1)
-    x = x.mT if tall else x
+    """About `U V^T` of each `U S V^T`, N x rows x columns: five Newton-Schulz steps in bfloat16."""
+    tall = matrices.size(-2) > matrices.size(-1)
+    x = matrices.mT.bfloat16() if tall else matrices.bfloat16()
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    for _ in range(ITERATIONS):
+    for _ in range(5):
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        x = torch.baddbmm(x, polynomial, x, beta=3.4445)
     return (x.mT if tall else x).to(matrices.dtype)
 
 
 def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
     """The optimizers of all parameters; each group remembers its peak rate as `peak_lr`."""
-    in_muon = [
-        config.name == "muon" and name.startswith("blocks.") and parameter.dim() == 2
-        for name, parameter in model.named_parameters()
-    ]
-    matrices = [p for p, taken in zip(model.parameters(), in_muon, strict=True) if taken]
-    rest = [p for p, taken in zip(model.parameters(), in_muon, strict=True) if not taken]
+    named = dict(model.named_parameters())
+    muon = {
+        n: p for n, p in named.items() if config.name == "muon" and n.startswith("blocks.") and p.dim() == 2
+    }
+    rest = [p for name, p in named.items() if name not in muon]
     groups = [
         {"params": [p for p in rest if p.dim() == 2], "weight_decay": config.weight_decay},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},  # norms and biases are not decayed
     ]
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(groups, config.lr, (config.beta1, config.beta2), fused=True)
-    ]
+    betas = (config.beta1, config.beta2)
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, config.lr, betas, fused=True)]
     if config.muon_lr is not None and config.muon_momentum is not None:
-        optimizers.append(Muon(matrices, config.muon_lr, config.muon_momentum))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["peak_lr"] = group["lr"]
+        optimizers.append(Muon(list(muon.values()), config.muon_lr, config.muon_momentum))
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["peak_lr"] = group["lr"]
     return optimizers

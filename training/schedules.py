@@ -6,18 +6,14 @@ from configs.schema import Optimizer as OptimizerConfig
 
 
 def rate_share(step: int, steps: int, config: OptimizerConfig) -> float:
-    """In (0, 1] for `1 <= step <= steps`: linear warm-up, then cosine to `final_lr`, or constant and linear to 0.
+    """In (0, 1] for `1 <= step <= steps`: linear warm-up, then cosine to `final_lr`, or constant and linear.
 
     A warm-up longer than the run ends with it. The linear decay would reach 0 one step after the last.
     """
     warmup = min(config.warmup_steps, steps)
     if step <= warmup:
         return step / warmup
-    if config.schedule == "cosine":
-        assert config.final_lr is not None
-        progress = (step - warmup) / (steps - warmup)
-        share = config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
-        return max(share, 1e-6)  # final_lr 0: still a step
-    assert config.decay_share is not None
-    decay = round(config.decay_share * steps)
-    return min(1.0, (steps - step + 1) / (decay + 1))
+    if config.final_lr is not None:
+        wave = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+        return max(config.final_lr + (1 - config.final_lr) * wave, 1e-6)  # with final_lr 0, still a step
+    return min(1.0, (steps - step + 1) / (round((config.decay_share or 0) * steps) + 1))

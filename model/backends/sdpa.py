@@ -25,7 +25,7 @@ def attend(
     return_lse: bool = False,
     **masks: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Causal attention as in `model.backends`; with dropout PyTorch's CPU operator builds the T x S matrix."""
+    """Causal attention as in `model.backends`; with dropout PyTorch builds the T x S matrix on CPUs."""
     T, S, D = q_BHTD.size(2), k_BGSD.size(2), v_BGSD.size(3)
     lse_fails = return_lse and (dropout_p > 0 or not _lse_is_exact(q_BHTD.device.type))
     if lse_fails or T not in (1, S) or any(mask is not None for mask in masks.values()):
