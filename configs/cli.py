@@ -4,7 +4,7 @@ import argparse
 import difflib
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 from pydantic import ValidationError
@@ -27,6 +27,11 @@ class Request(NamedTuple):
     config: Config
     resume: Path | None
     print_config: bool = False
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help lists all keys")
 
 
 class _Settings(Config, BaseSettings):
@@ -53,7 +58,10 @@ def parse(argv: list[str]) -> Request:
     if not arguments.resume:
         return Request(validate(_merge(values, given), unknown), None, arguments.print_config)
     folder = Path(arguments.resume)
-    saved = read_yaml(folder / "config.yaml", f"--resume needs a run folder; {folder} has no config.yaml")
+    saved = read_yaml(
+        folder / "config.yaml",
+        f"--resume needs a run folder, with config and checkpoints; {folder} has no config.yaml",
+    )
     here = _merge(saved, {"run": {"dir": arguments.resume}})  # the folder may have been moved
     config = validate(_merge(here, given), unknown)
     before, after = _flat(validate(saved)), _flat(config)
@@ -117,7 +125,7 @@ def to_yaml(config: Config) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     about = "Train a small GPT and record what its attention heads do. --section.key overrides the file."
-    parser = argparse.ArgumentParser(prog="train.py", description=about, allow_abbrev=False)
+    parser = _Parser(prog="train.py", description=about, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help=f"YAML file; configs/ has {', '.join(presets())}")
     parser.add_argument("--resume", metavar="DIR", help="run folder to continue, from its newest checkpoint")
     parser.add_argument("--print_config", action="store_true", help="print the merged configuration and stop")

@@ -8,9 +8,9 @@ from configs.schema import Optimizer as OptimizerConfig
 def rate_share(step: int, steps: int, config: OptimizerConfig) -> float:
     """In (0, 1] for `1 <= step <= steps`: linear warm-up, then cosine to `final_lr`, or constant and linear.
 
-    A warm-up longer than the run ends with it. The linear decay would reach 0 one step after the last.
+    The linear decay would reach 0 one step after the last.
     """
-    warmup = min(config.warmup_steps, steps)
+    warmup = config.warmup_steps
     if step <= warmup:
         return step / warmup
     if config.final_lr is not None:
