@@ -1,0 +1,50 @@
+"""What the pages show is run here."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.cli import KEYS, parse
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_statistic_of_the_page_reaches_the_record_from_a_script_of_ones_own(tmp_path):
+    page = (ROOT / "docs" / "statistics.md").read_text()
+    script = tmp_path / "my_run.py"
+    script.write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1))
+    run = tmp_path / "run"
+    options = {"--run.dir": run, "--train.steps": 1, "--train.batch_size": 2, "--probe.sequences": 2, "--eval.every": 0}
+    words = [str(word) for pair in options.items() for word in pair]
+    command = [sys.executable, str(script), "--config", str(ROOT / "configs" / "induction.yaml"), *words]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    scores = [record["scores"]["first_four"] for record in records if record["kind"] == "attention"]
+    assert [(len(layers), len(layers[0])) for layers in scores] == [(2, 4)] * 2
+    assert all(0 < score < 1 for layers in scores for heads in layers for score in heads)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_keys_and_commands_that_a_page_names_exist(page):
+    text = page.read_text()
+    links = re.findall(r"\]\(([\w./-]+)\)", text)
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    presets = re.findall(r"configs/[\w.]+\.yaml", text)
+    assert [preset for preset in presets if not (ROOT / preset).exists()] == []
+    keys = set(re.findall(r"--(\w+\.\w+)", text))
+    assert keys <= {*KEYS, "section.key"}
+    makefile = (ROOT / "Makefile").read_text()
+    assert [t for t in re.findall(r"`make ([\w-]+)", text) if f"\n{t}:" not in makefile] == []
+
+
+@pytest.mark.parametrize("line", re.findall(r"train\.py (--config .*)", "\n".join(p.read_text() for p in PAGES)))
+def test_commands_of_the_pages_parse(line, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = line.split("#")[0].replace("`", " ").replace("FILE", "text.txt").split("|")[0].split()
+    if "runs/X/config.yaml" not in words and not any(word.startswith("[") for word in words):
+        parse(words)
