@@ -42,7 +42,8 @@ class CausalSelfAttention(nn.Module):
         assert config.d_head is not None
         assert config.n_kv_head is not None
         self.layer, self.d_head, self.qk_norm = layer, config.d_head, config.qk_norm
-        self.dropout, self.backend = config.dropout, choose(config.backend, config.dropout)
+        self.dropout = config.dropout
+        self.backend = choose(config.backend, config.dropout, config.context_length)
         self.scale = (config.qk_gain or 1.0) ** 2 * config.d_head**-0.5
         C, H_D, G_D = config.d_model, config.n_head * config.d_head, config.n_kv_head * config.d_head
         self.W_q, self.W_k, self.W_v = (Linear(C, width, config.bias) for width in (H_D, G_D, G_D))

@@ -140,8 +140,10 @@ def _fault(path: Path) -> str | None:
         sums = json.loads((path / "checksums.json").read_text())
         wrong = [name for name in FILES if _sha256(path / name) != sums[name]]
         return f"{wrong[0]} does not match its checksum" if wrong else None
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, LookupError, TypeError) as error:
-        return f"incomplete or unreadable: {error}"
+        return f"checksums.json is unreadable: {error}"
 
 
 def _remove(path: Path) -> None:
