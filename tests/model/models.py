@@ -32,10 +32,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(kind: str = "grouped", seed: int = 0, **changes: Any) -> GPT:
+def build(kind: str = "grouped", seed: int = 0, vocab_size: int = VOCAB, **changes: Any) -> GPT:
     """Two layers of four heads as they are initialised."""
     keys = {"n_layer": 2, "n_head": 4, "d_model": 24, "context_length": 32, **KINDS[kind], **changes}
-    return GPT(Model(**keys), VOCAB, torch.Generator().manual_seed(seed))
+    return GPT(Model(**keys), vocab_size, torch.Generator().manual_seed(seed))
 
 
 def build_random(kind: str = "grouped", seed: int = 0, std: float = 0.3, **changes: Any) -> GPT:
