@@ -38,16 +38,17 @@ def make_probes(source: Source, context_length: int, sequences: int, seed: int) 
 
     Raises `UserError` where the data have too few distinct tokens for two block lengths.
     """
-    long = min(LONGEST_BLOCK, len(source.symbols), (context_length - 1) // 2)
-    if long < 4:
-        have = len(source.symbols)
-        raise UserError(f"probes need 4 distinct tokens; the data have {have}: set probe.every 0 or add text")
     generator, bos = torch.Generator().manual_seed(seed_for(seed, "probe")), source.tokenizer.bos
+    symbols, extra = len(source.symbols), int(bos is None)
+    long = min(LONGEST_BLOCK, symbols - extra, (context_length - 1) // 2)
+    if long < 4:
+        needed = f"probes need {4 + extra} distinct tokens; the data have {symbols}"
+        raise UserError(f"{needed}: set probe.every 0 or add text")
     repeats = {}
     for length in (long // 2, long):
         order = torch.rand(sequences, len(source.symbols), generator=generator).argsort(-1)
         block = source.symbols[order[:, :length]]
-        # Without BOS another token holds place 0: the definitions count places from there.
+        # Without BOS a token from outside the block holds place 0: the definitions count places from there.
         first = source.symbols[order[:, -1:]] if bos is None else torch.full((sequences, 1), bos)
         repeats[length] = torch.cat([first, block, block], dim=1)
     text = source.probe_text(sequences, context_length, bos is not None)
@@ -73,9 +74,9 @@ def measure(model: GPT, probes: Probes, bos_trained: bool) -> dict[str, Any]:
     early, late = slice(T // 8, T // 4), slice(T - T // 8, T)
     # The first token of a block is left out of both losses: nothing says where the repeat begins.
     behaviour = {
-        "repeat_loss_1": repeat_losses_BT[:, 1:s].mean().item(),
-        "repeat_loss_2": repeat_losses_BT[:, s + 1 :].mean().item(),
-        "icl_score": (losses_BT[:, late].mean() - losses_BT[:, early].mean()).item(),
+        "repeat_loss_1": repeat_losses_BT[:, 1:s].mean(),
+        "repeat_loss_2": repeat_losses_BT[:, s + 1 :].mean(),
+        "icl_score": losses_BT[:, late].mean() - losses_BT[:, early].mean(),
     }
     about = {
         "bos": probes.text_without_bos is not None,
@@ -85,20 +86,23 @@ def measure(model: GPT, probes: Probes, bos_trained: bool) -> dict[str, Any]:
         "length": probes.text.size(1),
         "icl_places": [[part.start, part.stop] for part in (early, late)],
         "skipped_rows": skipped,
-        "nonfinite": sum(int((~score_LH.isfinite()).sum()) for score_LH in scores.values()),
+        "nonfinite": sum(int((~value.isfinite()).sum()) for value in (*scores.values(), *behaviour.values())),
     }
-    lists = {name: _to_lists(score_LH) for name, score_LH in scores.items()}
-    return {"scores": lists, "model": behaviour, "probe": about}
+    return {
+        "scores": {name: _plain(score_LH.tolist()) for name, score_LH in scores.items()},
+        "model": {name: _plain(value.tolist()) for name, value in behaviour.items()},
+        "probe": about,
+    }
 
 
 def summary(record: dict[str, Any]) -> str:
     """One line of a record: the strongest head of the best-known kinds, as `name score (layer.head)`."""
     parts = []
     for name in ("previous", "induction", "sink"):
-        score_LH = torch.tensor(record["scores"][name], dtype=torch.float).nan_to_num(0.0)
-        layer, head = divmod(int(score_LH.argmax()), score_LH.size(1))
-        parts.append(f"{name} {score_LH.max():.2f} ({layer}.{head})")
-    return f"{', '.join(parts)}; second-repeat loss {record['model']['repeat_loss_2']:.2f}"
+        rows = record["scores"][name]
+        ranked = [(score or 0.0, f"{i}.{j}") for i, row in enumerate(rows) for j, score in enumerate(row)]
+        parts.append("{} {:.2f} ({})".format(name, *max(ranked)))
+    return f"{', '.join(parts)}; second-repeat loss {record['model']['repeat_loss_2'] or math.nan:.2f}"
 
 
 def _pass(
@@ -126,5 +130,8 @@ def _pass(
     return {name: torch.stack(layers) for name, layers in found.items()}, losses_BT, skipped
 
 
-def _to_lists(score_LH: Tensor) -> list[list[float | None]]:
-    return [[value if math.isfinite(value) else None for value in row] for row in score_LH.tolist()]
+def _plain(value: Any) -> Any:
+    """Nested lists of numbers with None for what JSON cannot hold."""
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return value if math.isfinite(value) else None

@@ -30,7 +30,7 @@ class Rows:
         self.q, self.k, self.lse_BHT = seen.q_BHTD.float(), seen.k_BGSD.float(), seen.lse_BHT.float()
         self.i = torch.arange(self.q.size(2), device=self.q.device)
         self.masks: dict[str, Any] = {"window": seen.window, "segment": seen.segment}
-        self.sees_BHT = self.lse_BHT > -naive.INF  # rows that see nothing are skipped by all means
+        self.sees_BHT = self.lse_BHT != -naive.INF  # rows that see nothing are skipped by all means
 
     weight: Callable[[Tensor], Tensor]
     entropy: Callable[[], Tensor]
@@ -46,14 +46,15 @@ class Rows:
             count_T = attend(zero, zero, zero, scale=1.0, return_lse=True, **self.masks)[1].exp()
         return (count_T + (self.seen.sink_H is not None)).log().expand_as(self.lse_BHT)
 
+    def mean(self, values_BHT: Tensor, first: int = 0, only: Tensor | bool = True) -> Tensor:
+        """Mean over all queries `i >= first` that see something, and are in `only`: one number per head."""
+        counted = self.sees_BHT & (self.i >= first) & only
+        return torch.where(counted, values_BHT.double(), 0.0).sum((0, 2)) / counted.sum((0, 2))
+
     def per_sequence(self, values_BHT: Tensor, first: int = 0, stop: int | None = None) -> Tensor:
         """Mean over the queries `first <= i < stop` that see something, B x H; NaN where there is none."""
         counted = self.sees_BHT & (self.i >= first) & (self.i < (stop or len(self.i)))
-        return values_BHT.double().masked_fill(~counted, float("nan")).nanmean(-1)
-
-    def mean(self, values_BHT: Tensor, first: int = 0) -> Tensor:
-        """Mean over sequences and queries `i >= first`, one number per head."""
-        return self.per_sequence(values_BHT, first).nanmean(0)
+        return torch.where(counted, values_BHT.double(), 0.0).sum(-1) / counted.sum(-1)
 
     def _visible(self, key_T: Tensor) -> Tensor:
         """Whether query i sees key `key_T[i]`, broadcastable to B x H x T."""
@@ -62,7 +63,7 @@ class Rows:
             visible = visible & (key_T > self.i - self.seen.window)
         if self.seen.segment is None:
             return visible
-        other_BT = self.seen.segment[:, key_T.clamp(min=0)]
+        other_BT = self.seen.segment[:, key_T.clamp(0, len(self.i) - 1)]
         return (visible & (other_BT == self.seen.segment) & (other_BT >= 0)).unsqueeze(1)
 
 

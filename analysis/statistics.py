@@ -40,7 +40,7 @@ def entropy(rows: Rows) -> Tensor:
 def entropy_normalized(rows: Rows) -> Tensor:
     """Entropy over that of uniform attention on what the query sees; rows with one outcome have none."""
     log_outcomes = rows.log_outcomes()
-    return rows.mean((rows.entropy() / log_outcomes).masked_fill(log_outcomes <= 0, float("nan")), first=1)
+    return rows.mean(rows.entropy() / log_outcomes, first=1, only=log_outcomes > 0)
 
 
 @statistic("sink_no_bos", probe="text_without_bos")
@@ -53,7 +53,8 @@ def sink(rows: Rows) -> Tensor:
 @statistic("sink_rate")
 def sink_rate(rows: Rows) -> Tensor:
     """Share of sequences whose mean `A[i,0]` over the first 64 rows exceeds 0.3 (Gu et al. 2024)."""
-    return (rows.per_sequence(rows.weight(0 * rows.i), stop=64) > 0.3).double().mean(0)
+    mass_BH = rows.per_sequence(rows.weight(0 * rows.i), stop=64)
+    return torch.where(mass_BH.isnan(), mass_BH, (mass_BH > 0.3).double()).mean(0)
 
 
 @statistic("previous")

@@ -19,7 +19,13 @@ def test_the_statistic_of_the_page_reaches_the_record_from_a_script_of_ones_own(
     script = tmp_path / "my_run.py"
     script.write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1))
     run = tmp_path / "run"
-    options = {"--run.dir": run, "--train.steps": 1, "--train.batch_size": 2, "--probe.sequences": 2, "--eval.every": 0}
+    options = {
+        "--run.dir": run,
+        "--train.steps": 1,
+        "--train.batch_size": 2,
+        "--probe.sequences": 2,
+        "--eval.every": 0,
+    }
     words = [str(word) for pair in options.items() for word in pair]
     command = [sys.executable, str(script), "--config", str(ROOT / "configs" / "induction.yaml"), *words]
     subprocess.run(command, check=True, capture_output=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
@@ -42,7 +48,9 @@ def test_files_keys_and_commands_that_a_page_names_exist(page):
     assert [t for t in re.findall(r"`make ([\w-]+)", text) if f"\n{t}:" not in makefile] == []
 
 
-@pytest.mark.parametrize("line", re.findall(r"train\.py (--config .*)", "\n".join(p.read_text() for p in PAGES)))
+@pytest.mark.parametrize(
+    "line", re.findall(r"train\.py (--config .*)", "\n".join(p.read_text() for p in PAGES))
+)
 def test_commands_of_the_pages_parse(line, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = line.split("#")[0].replace("`", " ").replace("FILE", "text.txt").split("|")[0].split()

@@ -96,6 +96,12 @@ def test_an_attention_layer_drops_weights_of_its_own(backend: str) -> None:
     assert torch.equal(layer(x_BTC), layer(x_BTC))
 
 
-def test_auto_takes_the_fused_kernel_unless_dropout_would_make_it_build_the_matrix() -> None:
-    assert {layer.backend for layer in build_random(backend="auto").attentions()} == {"sdpa"}
-    assert {layer.backend for layer in build_random(backend="auto", dropout=P).attentions()} == {"blocks"}
+@pytest.mark.parametrize(
+    ("dropout", "length", "backend"),
+    [(0.0, 17, "sdpa"), (0.0, 2048, "sdpa"), (P, 1024, "sdpa"), (P, 1025, "blocks")],
+)
+def test_auto_takes_the_fused_kernel_unless_dropout_would_make_it_build_a_large_matrix(
+    dropout: float, length: int, backend: str
+) -> None:
+    model = build_random(backend="auto", dropout=dropout, context_length=length)
+    assert {layer.backend for layer in model.attentions()} == {backend}
