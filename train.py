@@ -12,6 +12,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -30,7 +31,7 @@ from model.transformer import GPT
 from training import Stopped, checkpoints
 from training.evaluation import evaluate
 from training.guards import first_nonfinite, interruptible
-from training.loggers import JsonLines
+from training.loggers import JsonLines, replace_text
 from training.optimizers import make_optimizers
 from training.schedules import rate_share
 
@@ -53,19 +54,16 @@ def main(request: Request) -> int:
     try:
         run = build(request)
         resume(run) if request.resume else start(run)
+        describe(run)
+        log = JsonLines(run.folder / "metrics.jsonl", run.state.step if request.resume else None)
+        with closing(log), interruptible() as interrupted:
+            loop(run, log, interrupted, fresh=not request.resume)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    describe(run)
-    log = JsonLines(run.folder / "metrics.jsonl", run.state.step if request.resume else None)
-    try:
-        with interruptible() as interrupted:
-            loop(run, log, interrupted)
-    except Stopped as error:
+    except (Stopped, OSError) as error:
         print(f"stopped: {error}", file=sys.stderr)
         return 1
-    finally:
-        log.close()
     finished = run.state.step == run.config.train.steps
     print(f"{run.folder} is complete" if finished else f"interrupted; go on with --resume {run.folder}")
     return 0 if finished else 130
@@ -74,10 +72,13 @@ def main(request: Request) -> int:
 def build(request: Request) -> Run:
     """Make everything and check everything; the run folder is not touched."""
     config, folder = request.config, Path(request.config.run.dir)
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise UserError(f"run.dir {folder} cannot be made: {nearest} is a file; choose another --run.dir")
     if not request.resume and folder.exists():
         is_run = all((folder / name).exists() for name in ("config.yaml", "tokenizer.json"))
-        if not folder.is_dir() or (any(folder.iterdir()) and not is_run):
-            raise UserError(f"run.dir {folder} exists and is not a run; choose another --run.dir")
+        if any(folder.iterdir()) and not is_run:
+            raise UserError(f"run.dir {folder} is not empty and not a run; choose another --run.dir")
         if is_run and not config.run.overwrite:
             ways = (
                 f"go on with --resume {folder}, choose another --run.dir, or --run.overwrite true to lose it"
@@ -96,9 +97,9 @@ def build(request: Request) -> Run:
 def start(run: Run) -> None:
     """Make the run folder; config and tokenizer come first, so that it is a run from then on."""
     try:
-        if run.folder.exists():
-            shutil.rmtree(run.folder)
-        run.folder.mkdir(parents=True)
+        run.folder.mkdir(parents=True, exist_ok=True)
+        for path in run.folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         (run.folder / "config.yaml").write_text(to_yaml(run.config))
         (run.folder / "tokenizer.json").write_text(json.dumps(run.source.tokenizer.to_json()))
     except OSError as error:
@@ -110,7 +111,7 @@ def resume(run: Run) -> None:
     state, faults = checkpoints.load_newest(run.folder / "checkpoints", run.model, run.optimizers)
     if state.fingerprint != run.source.fingerprint:
         raise UserError(
-            f"the data are not those that {run.folder} was trained on: restore them or start anew"
+            f"the data differ from those that {run.folder} was trained on: restore them or start anew"
         )
     if state.step > run.config.train.steps:
         raise UserError(
@@ -118,10 +119,11 @@ def resume(run: Run) -> None:
         )
     now = run.state.environment
     changed = [f"{key} was {was}, is {now[key]}" for key, was in state.environment.items() if was != now[key]]
-    for fault in [*faults, *(f"not bit for bit as before: {change}" for change in changed)]:
+    faults += [f"the run will not continue bit for bit: {', '.join(changed)}"] if changed else []
+    for fault in faults:
         print(f"warning: {fault}", file=sys.stderr)
     run.state = replace(state, environment=now)
-    (run.folder / "config.yaml").write_text(to_yaml(run.config))
+    replace_text(run.folder / "config.yaml", to_yaml(run.config))
 
 
 def describe(run: Run) -> None:
@@ -135,7 +137,7 @@ def describe(run: Run) -> None:
     print(f"  train  {c.train.steps:,} steps x {tokens:,} tokens = {c.train.steps * tokens:,}", flush=True)
 
 
-def loop(run: Run, log: JsonLines, interrupted: Callable[[], bool]) -> None:
+def loop(run: Run, log: JsonLines, interrupted: Callable[[], bool], fresh: bool) -> None:
     """Train from `run.state` to the last step, or to a signal; either way a checkpoint is the last thing."""
     c, state = run.config, run.state
     step_tokens = c.global_batch * c.model.context_length
@@ -144,8 +146,8 @@ def loop(run: Run, log: JsonLines, interrupted: Callable[[], bool]) -> None:
     run.model.train()
     pause = 0.2 if sys.stderr.isatty() else 10
     with tqdm(total=c.train.steps, initial=state.step, unit="step", mininterval=pause) as bar:
-        if state.step == 0:
-            look(run, log, bar, save=True)
+        if fresh:
+            look(run, log, bar, interrupted)
         while state.step < c.train.steps and not interrupted():
             started = time.perf_counter()
             share = rate_share(state.step + 1, c.train.steps, c.optimizer)
@@ -160,7 +162,7 @@ def loop(run: Run, log: JsonLines, interrupted: Callable[[], bool]) -> None:
                 tokens, seconds = 0, 0.0
             bar.update()
             state.seconds = time.perf_counter() - began
-            look(run, log, bar, save=interrupted())
+            look(run, log, bar, interrupted)
     if state.step == c.train.steps:
         telemetry_share = state.telemetry_seconds / state.seconds
         log.write("end", state.step, seconds=state.seconds, telemetry_share=telemetry_share)
@@ -179,29 +181,29 @@ def update(run: Run, step: int, share: float) -> tuple[float, float]:
     for micro in losses():
         micro.backward()
         loss += micro.item()
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), c.train.clip or math.inf).item()
-    if not math.isfinite(loss + grad_norm):
+    grad_norm = torch.nn.utils.get_total_norm(p.grad for p in model.parameters() if p.grad is not None)
+    if not math.isfinite(loss + grad_norm.item()):
         stop(run, step, first_nonfinite(model, lambda: torch.stack(list(losses()))))
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), c.train.clip or math.inf, grad_norm)
     for optimizer in run.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * share
         optimizer.step()
         optimizer.zero_grad()
-    return loss, grad_norm
+    return loss, grad_norm.item()
 
 
-def look(run: Run, log: JsonLines, bar: tqdm, save: bool) -> None:
+def look(run: Run, log: JsonLines, bar: tqdm, interrupted: Callable[[], bool]) -> None:
     """Evaluate, probe and save where this step asks for it; nothing that the next update will notice."""
     c, state, last, folder = run.config, run.state, run.config.train.steps, run.folder / "checkpoints"
-    save = save or state.step == last or due(c.checkpoint.every, state.step, last)
+    save = state.step in (0, last) or due(c.checkpoint.every, state.step, last)
     save = save or (c.checkpoint.log_spaced and checkpoints.is_log_spaced(state.step))
     evaluates, probes = due(c.eval.every, state.step, last), due(c.probe.every, state.step, last)
-    for name, parameter in run.model.named_parameters() if save or evaluates or probes else ():
-        if not parameter.isfinite().all():
-            stop(run, state.step, f"parameter {name}")
     if evaluates:
         batches = run.source.validation(c.train.batch_size, c.eval.tokens)
         result = evaluate(run.model, batches, run.source.bytes_per_token)
+        if not math.isfinite(result["loss"]):
+            stop(run, state.step, "the validation loss")
         log.write("eval", state.step, **result)
         bar.write(f"step {state.step:>6}  validation loss {result['loss']:.4f}")
         if state.best is None or result["loss"] < state.best[0]:
@@ -213,7 +215,10 @@ def look(run: Run, log: JsonLines, bar: tqdm, save: bool) -> None:
         log.write("attention", state.step, **record, seconds=time.perf_counter() - started)
         bar.write(f"step {state.step:>6}  {summary(record)}")
         state.telemetry_seconds += time.perf_counter() - started
-    if save:
+    if save or interrupted():
+        for name, parameter in run.model.named_parameters():
+            if not parameter.isfinite().all():
+                stop(run, state.step, f"parameter {name}")
         checkpoints.save(folder, run.model, run.optimizers, state)
         checkpoints.prune(folder, c.checkpoint, state.best[1] if state.best else None)
 

@@ -34,6 +34,16 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; --help lists all keys")
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """PyYAML would take the last of two equal keys without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
+            raise yaml.YAMLError(f"a key stands twice {node.start_mark}")
+        return mapping
+
+
 class _Settings(Config, BaseSettings):
     model_config = SettingsConfigDict(
         cli_parse_none_str="null", cli_avoid_json=True, cli_implicit_flags=False
@@ -45,24 +55,30 @@ def parse(argv: list[str]) -> Request:
 
     Raises `UserError` that lists every unknown key and every invalid value.
     """
+    for name in SECTIONS:
+        if any(word.split("=")[0] == f"--{name}" for word in argv):
+            raise UserError(f"{name} is a section: give single keys, as in --{name}.key value")
     parser = _parser()
     source: Any = CliSettingsSource(_Settings, root_parser=parser)
     arguments, unknown = parser.parse_known_args(argv)
-    given = {name: keys for name, keys in source(parsed_args=arguments)().items() if name in SECTIONS}
-    if arguments.config and arguments.resume:
+    given = source(parsed_args=arguments)()
+    given = {name: given[name] for name in SECTIONS if name in given}
+    if arguments.config is not None and arguments.resume is not None:
         raise UserError("give --config to start a run or --resume to continue one, not both")
     values: dict[str, Any] = {}
-    if arguments.config:
+    if arguments.config is not None:
         missing = f"no config file {arguments.config}; configs/ has {', '.join(presets())}"
         values = read_yaml(Path(arguments.config), missing)
-    if not arguments.resume:
+    if arguments.resume is None:
         return Request(validate(_merge(values, given), unknown), None, arguments.print_config)
     folder = Path(arguments.resume)
     saved = read_yaml(
         folder / "config.yaml",
         f"--resume needs a run folder, with config and checkpoints; {folder} has no config.yaml",
     )
-    here = _merge(saved, {"run": {"dir": arguments.resume}})  # the folder may have been moved
+    if "dir" in given.get("run", {}):
+        raise UserError(f"run.dir of a resumed run is its folder, {folder}; leave --run.dir out")
+    here = _merge(saved, {"run": {"dir": str(folder)}})  # it may have been moved
     config = validate(_merge(here, given), unknown)
     before, after = _flat(validate(saved)), _flat(config)
     changed = [f"{key} (was {before[key]}, asked {after[key]})" for key in KEYS if before[key] != after[key]]
@@ -103,11 +119,13 @@ def validate(values: dict[str, Any], unknown: list[str] | None = None) -> Config
 def read_yaml(path: Path, missing: str) -> dict[str, Any]:
     """The sections of a YAML file; `UserError` with the place for anything else."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        values = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys) or {}  # a SafeLoader
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(missing) from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
     if not isinstance(values, dict) or not all(isinstance(keys or {}, dict) for keys in values.values()):
         raise UserError(f"{path} must hold sections with keys, such as 'train:' and below it '  steps: 100'")
     return {name: keys or {} for name, keys in values.items()}

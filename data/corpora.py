@@ -21,7 +21,9 @@ def load_text(config: DataConfig) -> str:
     """The whole corpus as one string. Raises `UserError` for files that are missing, empty or not UTF-8."""
     if config.source == "shakespeare":
         return shakespeare()
-    paths = sorted(path for path in glob.glob(config.path or "", recursive=True) if Path(path).is_file())
+    pattern = config.path or ""
+    found = [pattern] if Path(pattern).is_file() else glob.glob(pattern, recursive=True)
+    paths = sorted(path for path in found if Path(path).is_file())
     if not paths:
         raise UserError(f"data.path {config.path!r} matches no file")
     text = "".join(_read(path) for path in paths)

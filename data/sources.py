@@ -101,27 +101,28 @@ class Repeats:
 
     def batch(self, step: int) -> Batch:
         """The global batch of a step, drawn afresh."""
-        return self._draw(self.global_batch, "repeats", step)
+        return _shifted(self._draw(self.global_batch, "repeats", step))
 
     def validation(self, batch_size: int, tokens: int = 0) -> Iterator[Batch]:
         """A fixed set of sequences from a stream of its own, or about `tokens` of them."""
         count = min(self.VALIDATION, max(1, round(tokens / self.T))) if tokens else self.VALIDATION
-        inputs_BT, targets_BT = self._draw(count, "validation")
+        inputs_BT, targets_BT = _shifted(self._draw(count, "validation"))
         yield from map(Batch, inputs_BT.split(batch_size), targets_BT.split(batch_size))
 
     def probe_text(self, sequences: int, length: int, bos: bool) -> Tensor:
         """Validation sequences, for there is no natural text here; BOS in front if asked."""
-        rows_BT = self._draw(sequences, "validation").inputs_BT
+        rows = self._draw(sequences, "validation")
         has_bos = self.tokenizer.bos is not None
-        return rows_BT[:, int(has_bos and not bos) :][:, :length]
+        return rows[:, int(has_bos and not bos) :][:, :length]
 
-    def _draw(self, count: int, purpose: str, *index: int) -> Batch:
+    def _draw(self, count: int, purpose: str, *index: int) -> Tensor:
+        """Sequences of one token more than the context, BOS included."""
         generator = torch.Generator().manual_seed(seed_for(self.seed, purpose, *index))
         longest, bos = self.T // 2, self.tokenizer.bos
         block_BP = self.symbols[torch.randint(len(self.symbols), (count, longest), generator=generator)]
         period_B1 = torch.randint(self.SHORTEST, longest + 1, (count, 1), generator=generator)
         rows = block_BP.gather(1, torch.arange(self.T + (bos is None)) % period_B1)
-        return _shifted(_with_bos(rows, bos))
+        return _with_bos(rows, bos)
 
 
 Source = Text | Repeats

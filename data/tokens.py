@@ -27,7 +27,7 @@ class Tokens:
     val: np.ndarray
     tokenizer: Tokenizer
     fingerprint: str
-    bytes_per_token: float
+    bytes_per_token: float  # of the validation part
 
 
 def prepare(config: DataConfig, text: str, context_length: int) -> Tokens:
@@ -37,48 +37,41 @@ def prepare(config: DataConfig, text: str, context_length: int) -> Tokens:
     """
     char = config.tokenizer == "char"
     tokenizer = CharTokenizer("".join(sorted(set(text))), config.bos) if char else ByteTokenizer(config.bos)
-    identity = json.dumps([tokenizer.to_json(), config.val_fraction]).encode()
-    fingerprint = hashlib.sha256(identity + text.encode()).hexdigest()[:16]
-    folder = Path(config.cache_dir) / fingerprint
     ids = tokenizer.encode(text)
     split = int(len(ids) * (1 - (config.val_fraction or 0)))
     need = context_length + (not config.bos)  # without BOS the last target is one token more
     for name, have in (("train", split), ("val", len(ids) - split)):
         if have < need:
             raise UserError(
-                f"context_length {context_length} needs at least {need} tokens; the {name} part of "
+                f"model.context_length {context_length} needs at least {need} tokens; the {name} part of "
                 f"{config.path or config.source} has {have}: shorten the context or give more text"
             )
-    if not _complete(folder):
-        _write(folder, {"train": ids[:split], "val": ids[split:]}, tokenizer)
-    dtype = json.loads((folder / "meta.json").read_text())["dtype"]
-    train, val = (np.memmap(folder / f"{name}.bin", dtype, "r") for name in ("train", "val"))
-    return Tokens(train, val, tokenizer, fingerprint, len(text.encode()) / len(ids))
-
-
-def _write(folder: Path, parts: dict[str, np.ndarray], tokenizer: Tokenizer) -> None:
+    identity = json.dumps([tokenizer.to_json(), config.val_fraction]).encode()
+    fingerprint = hashlib.sha256(identity + text.encode()).hexdigest()[:16]
+    folder = Path(config.cache_dir) / fingerprint
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
-    counts = {name: len(ids) for name, ids in parts.items()}
-    meta = {"vocab_size": tokenizer.vocab_size, "dtype": dtype.name, "tokens": counts}
+    counts = {"train": split, "val": len(ids) - split}
+    meta = {"tokens": counts, "dtype": dtype.name, "tokenizer": tokenizer.to_json()}
+    ids = ids.astype(dtype)
+    files = {"train.bin": ids[:split].tobytes(), "val.bin": ids[split:].tobytes()}
+    files["meta.json"] = json.dumps(meta).encode()
+    paths = {folder / name: content for name, content in files.items()}
+    if not all(path.is_file() and path.read_bytes() == content for path, content in paths.items()):
+        _write(folder, files)
+    train, val = (np.memmap(folder / f"{name}.bin", dtype, "r") for name in counts)
+    bytes_per_token = len(text[split:].encode()) / len(val) if char else 1.0
+    return Tokens(train, val, tokenizer, fingerprint, bytes_per_token)
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> None:
     temporary = folder.with_name(f"tmp-{folder.name}-{os.getpid()}")
     try:
+        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        for name, ids in parts.items():
-            ids.astype(dtype).tofile(temporary / f"{name}.bin")
-        (temporary / "meta.json").write_text(json.dumps(meta | {"tokenizer": tokenizer.to_json()}))
-        shutil.rmtree(folder, ignore_errors=True)  # there is one only if it was incomplete
+        for name, content in files.items():
+            (temporary / name).write_bytes(content)
+        shutil.rmtree(folder, ignore_errors=True)  # there is one only if it was damaged
         temporary.rename(folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise UserError(f"cannot write tokens to data.cache_dir {folder.parent}: {error.strerror}") from None
-
-
-def _complete(folder: Path) -> bool:
-    """Whether the folder holds what its metadata says: sizes, and no id beyond the vocabulary."""
-    try:
-        meta = json.loads((folder / "meta.json").read_text())
-        parts = {name: np.memmap(folder / f"{name}.bin", meta["dtype"], "r") for name in meta["tokens"]}
-        sizes = {name: len(ids) for name, ids in parts.items()}
-        return sizes == meta["tokens"] and all(ids.max() < meta["vocab_size"] for ids in parts.values())
-    except (OSError, ValueError, KeyError, TypeError):
-        return False

@@ -47,9 +47,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer; `generator` draws the initial weights."""
+    """A decoder-only transformer; `generator` draws the initial weights, one of seed 0 by default."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int, generator: torch.Generator):
+    def __init__(self, config: ModelConfig, vocab_size: int, generator: torch.Generator | None = None):
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
         self.token_embedding = _embedding(vocab_size, config.d_model)
@@ -61,7 +61,7 @@ class GPT(nn.Module):
         self.head = Linear(config.d_model, vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.token_embedding.weight
-        self._initialise(generator)
+        self._initialise(generator or torch.Generator().manual_seed(0))
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Next-token logits `B x T x V`, float32."""

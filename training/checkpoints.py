@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from configs import UserError
@@ -86,10 +87,12 @@ def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None
         (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
         for path in (*temporary.iterdir(), temporary):
             _to_disk(path)
-        _remove(path_of(folder, state.step))  # there is one only if it was found damaged
+        for step in steps_in(folder):
+            if step >= state.step:  # found damaged, or the run would have gone on from there
+                _remove(path_of(folder, step))
         temporary.rename(path_of(folder, state.step))
         _to_disk(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise Stopped(f"cannot save the checkpoint of step {state.step} in {folder}: {error}") from error
 

@@ -1,5 +1,6 @@
 """Stopping well: at the first number that is not finite, and when someone presses Ctrl-C."""
 
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
 
 def first_nonfinite(model: nn.Module, forward: Callable[[], Tensor]) -> str:
@@ -15,29 +15,29 @@ def first_nonfinite(model: nn.Module, forward: Callable[[], Tensor]) -> str:
 
     `forward` repeats the computation that went wrong and returns its loss.
     """
-    names, parameters = (
-        {module: name for name, module in model.named_modules()},
-        dict(model.named_parameters()),
-    )
-    found = [f"parameter {name}" for name, p in parameters.items() if not p.isfinite().all()]
+    parameters = dict(model.named_parameters())
+    found = [f"parameter {_place(name)}" for name, p in parameters.items() if not p.isfinite().all()]
 
-    def watch(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        if module in names and not output.isfinite().all():
-            found.append(f"output of {names[module]}")
+    def watch(name: str) -> Callable[..., None]:
+        return lambda module, inputs, out: None if out.isfinite().all() else found.append(f"output of {name}")
 
-    with torch.no_grad():
-        handle = register_module_forward_hook(watch)
-        try:
+    handles = [m.register_forward_hook(watch(_place(name))) for name, m in model.named_modules() if name]
+    try:
+        with torch.no_grad():
             loss = forward()
-        finally:
+    finally:
+        for handle in handles:
             handle.remove()
     found += [] if loss.isfinite().all() else ["the loss"]
-    found += [
-        f"gradient of {n}"
-        for n, p in parameters.items()
-        if p.grad is not None and not p.grad.isfinite().all()
-    ]
+    for name, parameter in parameters.items():
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            found.append(f"gradient of {_place(name)}")
     return [*found, "the norm of the gradient"][0]
+
+
+def _place(name: str) -> str:
+    """`blocks.1.attention.W_q` as `layer 1, attention.W_q`; `heads` is what the attention kernel returned."""
+    return re.sub(r"^blocks\.(\d+)\.?", r"layer \1, ", name).removesuffix(", ")
 
 
 @contextmanager

@@ -11,9 +11,7 @@ class JsonLines:
     def __init__(self, path: Path, resume_from: int | None = None):
         if resume_from is not None:  # drop what will be written again, and the end of a run that is not over
             kept = [r for r in read_records(path) if r["step"] <= resume_from and r["kind"] != "end"]
-            temporary = path.with_name("metrics.tmp")
-            temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
-            temporary.replace(path)
+            replace_text(path, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = path.open("a", buffering=1)
 
     def write(self, kind: str, step: int, **fields: Any) -> None:
@@ -23,6 +21,13 @@ class JsonLines:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file so that it holds the old text or the new one, whatever happens."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,86 @@
+"""metrics.jsonl: one object a line, each (kind, step) once, readable after a kill."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.loggers import JsonLines, read_records
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+def write(path, *steps: int, resume_from: int | None = None) -> None:
+    log = JsonLines(path, resume_from)
+    for step in steps:
+        log.write("train", step, loss=1 / (step + 3), text="ä\u2028\n")
+    log.close()
+
+
+def test_each_record_is_a_line_of_json_that_is_on_disk_before_the_next(path):
+    log = JsonLines(path)
+    for step in range(3):
+        fields = {"loss": 1 / (step + 3), "scores": [[0.1, None]], "text": "ä\u2028\n"}
+        log.write("train", step, **fields)
+        lines = path.read_bytes().split(b"\n")
+        assert lines.pop() == b""
+        assert json.loads(lines[-1]) == {"kind": "train", "step": step, **fields}
+        assert len(lines) == len(read_records(path)) == step + 1
+    log.close()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_no_json_are_never_written(path, bad):
+    log = JsonLines(path)
+    with pytest.raises(ValueError, match="JSON"):
+        log.write("train", 1, scores=[[bad]])
+    log.close()
+    assert path.read_bytes() == b""
+
+
+def test_a_last_line_torn_anywhere_is_left_out(path):
+    write(path, 1, 2, 3)
+    whole, records = path.read_bytes(), read_records(path)
+    assert [record["step"] for record in records] == [1, 2, 3]
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        assert read_records(path) == records[: whole[:length].count(b"\n")]
+
+
+def test_without_a_file_there_are_no_records(path):
+    assert read_records(path) == []
+
+
+@given(written=st.integers(0, 12), reached=st.integers(0, 12), torn=st.booleans())
+def test_a_resumed_run_goes_on_from_its_step_and_each_record_stands_once(
+    tmp_path_factory, written, reached, torn
+):
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    write(path, *range(written + 1))
+    expected = read_records(path)[: reached + 1]
+    if torn:
+        path.write_bytes(path.read_bytes() + b'{"kind": "train", "st')
+    write(path, *range(min(written, reached) + 1, 15), resume_from=reached)
+    records = read_records(path)
+    assert [record["step"] for record in records] == list(range(15))
+    assert records[: len(expected)] == expected
+
+
+def test_the_end_of_a_run_that_goes_on_is_dropped(path):
+    write(path, 1, 2)
+    log = JsonLines(path, 2)
+    log.write("end", 2, seconds=1.0)
+    log.close()
+    write(path, resume_from=2)
+    assert [record["kind"] for record in read_records(path)] == ["train", "train"]
+
+
+def test_the_folder_holds_nothing_but_the_records(path):
+    write(path, 1, 2)
+    write(path, 3, resume_from=2)
+    assert [file.name for file in path.parent.iterdir()] == ["metrics.jsonl"]
