@@ -146,9 +146,8 @@ def loop(run: Run, log: JsonLines, interrupted: Callable[[], bool], fresh: bool)
     run.model.train()
     pause = 0.2 if sys.stderr.isatty() else 10
     with tqdm(total=c.train.steps, initial=state.step, unit="step", mininterval=pause) as bar:
-        if fresh:
-            look(run, log, bar, interrupted)
-        while state.step < c.train.steps and not interrupted():
+        stopping = look(run, log, bar, interrupted) if fresh else interrupted()
+        while state.step < c.train.steps and not stopping:
             started = time.perf_counter()
             share = rate_share(state.step + 1, c.train.steps, c.optimizer)
             loss, grad_norm = update(run, state.step + 1, share)
@@ -162,8 +161,9 @@ def loop(run: Run, log: JsonLines, interrupted: Callable[[], bool], fresh: bool)
                 tokens, seconds = 0, 0.0
             bar.update()
             state.seconds = time.perf_counter() - began
-            look(run, log, bar, interrupted)
+            stopping = look(run, log, bar, interrupted)
     if state.step == c.train.steps:
+        state.seconds = time.perf_counter() - began
         telemetry_share = state.telemetry_seconds / state.seconds
         log.write("end", state.step, seconds=state.seconds, telemetry_share=telemetry_share)
 
@@ -193,8 +193,11 @@ def update(run: Run, step: int, share: float) -> tuple[float, float]:
     return loss, grad_norm.item()
 
 
-def look(run: Run, log: JsonLines, bar: tqdm, interrupted: Callable[[], bool]) -> None:
-    """Evaluate, probe and save where this step asks for it; nothing that the next update will notice."""
+def look(run: Run, log: JsonLines, bar: tqdm, interrupted: Callable[[], bool]) -> bool:
+    """Evaluate, probe and save where this step asks for it; nothing that the next update will notice.
+
+    Returns whether a signal had come when it was time to save: then this step is saved, and the last.
+    """
     c, state, last, folder = run.config, run.state, run.config.train.steps, run.folder / "checkpoints"
     save = state.step in (0, last) or due(c.checkpoint.every, state.step, last)
     save = save or (c.checkpoint.log_spaced and checkpoints.is_log_spaced(state.step))
@@ -214,13 +217,16 @@ def look(run: Run, log: JsonLines, bar: tqdm, interrupted: Callable[[], bool]) -
         record = measure(run.model, run.probes, bos_trained=c.data.bos)
         log.write("attention", state.step, **record, seconds=time.perf_counter() - started)
         bar.write(f"step {state.step:>6}  {summary(record)}")
-        state.telemetry_seconds += time.perf_counter() - started
-    if save or interrupted():
+        elapsed = time.perf_counter() - started
+        state.telemetry_seconds, state.seconds = state.telemetry_seconds + elapsed, state.seconds + elapsed
+    stopping = interrupted()
+    if save or stopping:
         for name, parameter in run.model.named_parameters():
             if not parameter.isfinite().all():
                 stop(run, state.step, f"parameter {name}")
         checkpoints.save(folder, run.model, run.optimizers, state)
         checkpoints.prune(folder, c.checkpoint, state.best[1] if state.best else None)
+    return stopping
 
 
 def due(every: int, step: int, last: int) -> bool:

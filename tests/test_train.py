@@ -626,6 +626,13 @@ def test_first_and_last_step_are_always_looked_at(last_step, tmp_path):
     assert steps(run) == [0, last_step]
 
 
+def test_telemetry_is_a_share_of_the_time_even_where_it_takes_nearly_all(tmp_path):
+    run = start(tmp_path, train={"steps": 1}, probe={"sequences": 200}, eval={"every": 0})
+    *_, probed, end = read_records(run / "metrics.jsonl")
+    assert end["seconds"] > probed["seconds"]
+    assert 0 < end["telemetry_share"] < 1
+
+
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_every_preset_trains_and_starts_as_good_as_guessing(path, tmp_path):
     small = {
