@@ -513,6 +513,25 @@ def test_the_run_stops_before_a_bad_update_and_names_the_place(
     assert_same(run, reference("adamw"))
 
 
+@pytest.mark.parametrize("looks", ["eval", "probe", "checkpoint", "log"])
+def test_weights_that_an_update_has_broken_are_named_and_never_saved(looks, tmp_path, monkeypatch, capsys):
+    update = train.update
+
+    def breaking(run, step, *rest):
+        result = update(run, step, *rest)
+        if step == 8:
+            nan_parameter(run)
+        return result
+
+    monkeypatch.setattr(train, "update", breaking)
+    every = {name: {"every": 8 if name == looks else 0} for name in ("eval", "probe", "checkpoint")}
+    assert train.main(parse(request(tmp_path, **every))) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stopped:")]
+    assert "parameter layer 1, attention.W_q" in line
+    assert steps(tmp_path / "run") == [0]
+    assert_plain_json(tmp_path / "run" / "metrics.jsonl")
+
+
 def test_a_run_that_diverges_stops_with_a_message_and_every_checkpoint_is_finite(tmp_path, capsys):
     """Weights of 1e30 are finite, yet what the model makes of them when it is evaluated is not."""
     often = {name: {"every": 1} for name in ("eval", "probe", "checkpoint")}

@@ -100,6 +100,20 @@ def test_an_empty_file_or_section_means_the_defaults(text, tmp_path):
     assert config("--config", write(tmp_path, text)) == config()
 
 
+def test_a_section_may_take_over_another_and_change_a_key(tmp_path):
+    path = write(
+        tmp_path,
+        "eval: &often {every: 5}\nprobe: {<<: *often, sequences: 2}\ncheckpoint: {<<: *often, every: 9}\n",
+    )
+    found = config("--config", path)
+    assert (found.eval.every, found.probe.every, found.probe.sequences, found.checkpoint.every) == (
+        5,
+        5,
+        2,
+        9,
+    )
+
+
 # The resolved configuration
 
 
