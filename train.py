@@ -30,7 +30,7 @@ from data import Source, load_source
 from model.transformer import GPT
 from training import Stopped, checkpoints
 from training.evaluation import evaluate
-from training.guards import first_nonfinite, interruptible
+from training.guards import first_nonfinite, interruptible, nonfinite_parameters
 from training.loggers import JsonLines, replace_text
 from training.optimizers import make_optimizers
 from training.schedules import rate_share
@@ -91,6 +91,8 @@ def build(request: Request) -> Run:
     optimizers = make_optimizers(model, config.optimizer)
     probes = make_probes(source, T, config.probe.sequences, seed) if config.probe.every else None
     state = checkpoints.State(fingerprint=source.fingerprint)
+    # Overwriting is meant once: who repeats this run from its config.yaml must not lose another.
+    config = config.model_copy(update={"run": config.run.model_copy(update={"overwrite": False})})
     return Run(config, folder, source, model, optimizers, probes, state)
 
 
@@ -100,7 +102,7 @@ def start(run: Run) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
         for path in run.folder.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        (run.folder / "config.yaml").write_text(to_yaml(run.config))
+        replace_text(run.folder / "config.yaml", to_yaml(run.config))
         (run.folder / "tokenizer.json").write_text(json.dumps(run.source.tokenizer.to_json()))
     except OSError as error:
         raise UserError(f"cannot write to run.dir {run.folder}: {error.strerror}") from None
@@ -206,7 +208,7 @@ def look(run: Run, log: JsonLines, bar: tqdm, interrupted: Callable[[], bool]) -
         batches = run.source.validation(c.train.batch_size, c.eval.tokens)
         result = evaluate(run.model, batches, run.source.bytes_per_token)
         if not math.isfinite(result["loss"]):
-            stop(run, state.step, "the validation loss")
+            stop(run, state.step, [*nonfinite_parameters(run.model), "the validation loss"][0])
         log.write("eval", state.step, **result)
         bar.write(f"step {state.step:>6}  validation loss {result['loss']:.4f}")
         if state.best is None or result["loss"] < state.best[0]:
@@ -221,9 +223,8 @@ def look(run: Run, log: JsonLines, bar: tqdm, interrupted: Callable[[], bool]) -
         state.telemetry_seconds, state.seconds = state.telemetry_seconds + elapsed, state.seconds + elapsed
     stopping = interrupted()
     if save or stopping:
-        for name, parameter in run.model.named_parameters():
-            if not parameter.isfinite().all():
-                stop(run, state.step, f"parameter {name}")
+        for culprit in nonfinite_parameters(run.model):
+            stop(run, state.step, culprit)
         checkpoints.save(folder, run.model, run.optimizers, state)
         checkpoints.prune(folder, c.checkpoint, state.best[1] if state.best else None)
     return stopping

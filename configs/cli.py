@@ -38,10 +38,10 @@ class _UniqueKeys(yaml.SafeLoader):
     """PyYAML would take the last of two equal keys without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        mapping = super().construct_mapping(node, deep)
-        if len(mapping) < len(node.value):
+        keys = [key.value for key, _ in node.value]  # before `<<` adds what it takes over
+        if len({*map(str, keys)}) < len(keys):
             raise yaml.YAMLError(f"a key stands twice {node.start_mark}")
-        return mapping
+        return super().construct_mapping(node, deep)
 
 
 class _Settings(Config, BaseSettings):
@@ -76,13 +76,19 @@ def parse(argv: list[str]) -> Request:
         folder / "config.yaml",
         f"--resume needs a run folder, with config and checkpoints; {folder} has no config.yaml",
     )
-    if "dir" in given.get("run", {}):
-        raise UserError(f"run.dir of a resumed run is its folder, {folder}; leave --run.dir out")
+    if misplaced := {"dir", "overwrite"} & {*given.get("run", {})}:
+        raise UserError(f"--resume goes on in {folder}: leave out --run.{misplaced.pop()}")
     here = _merge(saved, {"run": {"dir": str(folder)}})  # it may have been moved
     config = validate(_merge(here, given), unknown)
-    before, after = _flat(validate(saved)), _flat(config)
+    then = validate(saved)
+    fixed = (
+        FIXED
+        if then.global_batch == config.global_batch
+        else FIXED | {"train.batch_size", "train.grad_accum"}
+    )
+    before, after = _flat(then), _flat(config)
     changed = [f"{key} (was {before[key]}, asked {after[key]})" for key in KEYS if before[key] != after[key]]
-    changed = [change for change in changed if change.split()[0] in FIXED]
+    changed = [change for change in changed if change.split()[0] in fixed]
     if changed:
         raise UserError(f"a resumed run keeps {', '.join(changed)}; start a new run to change that")
     return Request(config, folder, arguments.print_config)
@@ -160,7 +166,9 @@ def _flat(config: Config) -> dict[str, Any]:
 
 def _unknown_key(key: str) -> str:
     same_leaf = [full for full in KEYS if full.split(".")[1] == key.split(".")[-1]]
-    near = same_leaf or difflib.get_close_matches(key, [*KEYS, "config", "resume", "print_config"], 1, 0.5)
+    near = same_leaf or difflib.get_close_matches(
+        key, [*KEYS, *SECTIONS, "config", "resume", "print_config"], 1, 0.5
+    )
     return f"{key}: no such key" + (f"; nearest: {near[0]}" if near else "; --help lists all keys")
 
 

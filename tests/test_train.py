@@ -830,3 +830,21 @@ def test_a_wrong_request_from_the_shell_ends_with_code_2_and_one_line(tmp_path):
     assert done.stderr.startswith("error: model.context_length 500")
     assert done.stderr.count("\n") == 1
     assert contents(tmp_path) == before
+
+
+def test_a_run_that_overwrote_does_not_pass_it_on(tmp_path):
+    start(tmp_path)
+    run = start(tmp_path, run={"overwrite": "true"})
+    with pytest.raises(SystemExit) as caught:
+        sys.exit(train.main(parse(["--config", str(run / "config.yaml")])))
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("more", [["--train.batch_size", "2"], ["--train.grad_accum", "4"]])
+def test_a_resume_cannot_change_the_size_of_the_global_batch_but_how_it_is_split(more, tmp_path, monkeypatch):
+    run = interrupted(tmp_path, monkeypatch)
+    with pytest.raises(UserError, match=more[0].removeprefix("--")):
+        parse(["--resume", str(run), *more])
+    before = parse(["--resume", str(run)]).config.train
+    split = ["--train.batch_size", str(before.batch_size * before.grad_accum), "--train.grad_accum", "1"]
+    assert parse(["--resume", str(run), *split]).config.global_batch == before.batch_size * before.grad_accum

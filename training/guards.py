@@ -10,13 +10,17 @@ import torch
 from torch import Tensor, nn
 
 
+def nonfinite_parameters(model: nn.Module) -> list[str]:
+    """Names the parameters that hold a number that is not finite."""
+    return [f"parameter {_place(name)}" for name, p in model.named_parameters() if not p.isfinite().all()]
+
+
 def first_nonfinite(model: nn.Module, forward: Callable[[], Tensor]) -> str:
     """Names the first tensor that is not finite: parameters, then outputs in forward order, then gradients.
 
     `forward` repeats the computation that went wrong and returns its loss.
     """
-    parameters = dict(model.named_parameters())
-    found = [f"parameter {_place(name)}" for name, p in parameters.items() if not p.isfinite().all()]
+    found = nonfinite_parameters(model)
 
     def watch(name: str) -> Callable[..., None]:
         return lambda module, inputs, out: None if out.isfinite().all() else found.append(f"output of {name}")
@@ -29,7 +33,7 @@ def first_nonfinite(model: nn.Module, forward: Callable[[], Tensor]) -> str:
         for handle in handles:
             handle.remove()
     found += [] if loss.isfinite().all() else ["the loss"]
-    for name, parameter in parameters.items():
+    for name, parameter in model.named_parameters():
         if parameter.grad is not None and not parameter.grad.isfinite().all():
             found.append(f"gradient of {_place(name)}")
     return [*found, "the norm of the gradient"][0]
