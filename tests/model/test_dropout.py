@@ -11,9 +11,10 @@ P = 0.3
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize(("T", "draws"), [(6, 4000), (140, 300)])
 def test_dropout_leaves_the_mean_and_adds_the_variance_of_independent_weights(
-    backend: str, T: int, draws: int
+    backend: str, watched: bool, T: int, draws: int
 ) -> None:
     """Each weight is dropped by itself, the rest scaled: mean `A v`, variance `p / (1-p) sum_j A_j^2 v_j^2`.
 
@@ -26,7 +27,7 @@ def test_dropout_leaves_the_mean_and_adds_the_variance_of_independent_weights(
     variance = P / (1 - P) * (expected.A_BHTS**2 @ v.double() ** 2)
     copies = [x.expand(draws, -1, -1, -1) for x in (q, k, v)]
     torch.manual_seed(0)
-    out, _ = BACKENDS[backend](*copies, scale=1.0, sink_H=sink_H, dropout_p=P)
+    out, _ = BACKENDS[backend](*copies, scale=1.0, sink_H=sink_H, dropout_p=P, return_lse=watched)
     off = (out.double().mean(0) - expected.out_BHTD[0]).abs()
     assert (off <= 6 * (variance[0] / draws).sqrt() + 1e-5).all()
     # Over all rows and features the relative error of a variance is below 5 %.
@@ -94,6 +95,27 @@ def test_an_attention_layer_drops_weights_of_its_own(backend: str) -> None:
     assert not torch.allclose(layer(x_BTC), layer(x_BTC), atol=1e-3)
     layer.eval()
     assert torch.equal(layer(x_BTC), layer(x_BTC))
+
+
+def test_a_model_drops_from_the_embedding_and_from_each_residual_branch() -> None:
+    """A share P of the numbers, within five standard errors; the others grow by 1 / (1 - P)."""
+    model = build_random(dropout=P, n_layer=1).train()
+    block, stream = model.blocks[0], {}
+    handles = [
+        model.token_embedding.register_forward_hook(lambda _, inputs, out: stream.update(embedding=out)),
+        block.register_forward_hook(lambda _, inputs, out: stream.update(start=inputs[0], end=out)),
+        block.mlp_norm.register_forward_pre_hook(lambda _, inputs: stream.update(middle=inputs[0])),
+    ]
+    torch.manual_seed(0)
+    model(tokens(16, 32))
+    for handle in handles:
+        handle.remove()
+    start, middle, end = stream["start"], stream["middle"], stream["end"]
+    for added in (start, middle - start, end - middle):
+        dropped = (added == 0).float()
+        assert abs(dropped.mean().item() - P) <= 5 * (P * (1 - P) / dropped.numel()) ** 0.5
+    kept = start != 0
+    torch.testing.assert_close(start[kept], stream["embedding"][kept] / (1 - P), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
