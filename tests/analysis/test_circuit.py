@@ -35,8 +35,8 @@ TOKEN, PLACE, BEFORE, NEXT = (
 SCORE = 40.0  # of a match, against 0: all the weight
 
 
-def induction_circuit(backend: str) -> GPT:
-    """Layer 0: head 0 copies the token before into BEFORE. Layer 1: head 0 looks for its own token there.
+def induction_circuit(backend: str, distance: int = 1) -> GPT:
+    """Head 0 of layer 0 copies the token `distance` before into BEFORE; that of layer 1 looks for its own there.
 
     Head 1 of both layers is silent and uniform. One-hot parts give every activation the same norm, sqrt(2)
     and then sqrt(3), so that the norm in front of each layer is a known factor.
@@ -50,13 +50,16 @@ def induction_circuit(backend: str) -> GPT:
         model.token_embedding.weight[:, TOKEN] = torch.eye(V)
         model.position_embedding.weight[:, PLACE] = torch.eye(T)
         first, second = model.attentions()
-        for layer, parts in ((first, 2), (second, 3)):
-            gain = C / parts * D**-0.5  # of a dot product of two one-hot parts, by norms and scale
-            before = layer is first
-            query, key, target = (PLACE, PLACE, BEFORE) if before else (TOKEN, BEFORE, NEXT)
-            n = T if before else V
-            # Query i - 1 from place i, or the token itself; keys as they are.
-            layer.W_q.weight[:n, query] = SCORE / gain * torch.eye(n).roll(int(before), dims=1).triu()
+        for layer, query, key, target, back, parts in (
+            (first, PLACE, PLACE, BEFORE, distance, 2),
+            (second, TOKEN, BEFORE, NEXT, 0, 3),
+        ):
+            n, dot = (
+                query.stop - query.start,
+                C / parts * D**-0.5,
+            )  # scaled product of two equal one-hot parts
+            # Place i asks for place i - distance, a token for itself; keys are as they are.
+            layer.W_q.weight[:n, query] = SCORE / dot * torch.eye(n).roll(back, dims=1).triu()
             layer.W_k.weight[:n, key] = torch.eye(n)
             layer.W_v.weight[:V, TOKEN] = torch.eye(V)
             layer.W_o.weight[target, :V] = math.sqrt(parts / C) * torch.eye(V)
@@ -92,6 +95,19 @@ def test_the_circuit_predicts_the_second_block_and_not_the_first(backend: str) -
     losses = measure(induction_circuit(backend), probes, bos_trained=True)["model"]
     assert losses["repeat_loss_2"] < 0.05
     assert losses["repeat_loss_1"] > math.log(V - 1)
+
+
+@pytest.mark.parametrize(("passes", "fails"), [("long", "short"), ("short", "long")])
+def test_a_head_that_only_knows_a_distance_passes_at_one_block_length_and_not_in_the_headline(
+    passes: str, fails: str
+) -> None:
+    lengths = {"short": 15, "long": 31}
+    model = induction_circuit("naive", distance=lengths[passes] - 1)
+    record = measure(model, make_probes(load_source(CONFIG), T, sequences=4, seed=1), bos_trained=True)
+    score = {name: score_LH[0][0] for name, score_LH in record["scores"].items()}
+    assert score[f"induction_{passes}"] == pytest.approx(1.0, abs=1e-6)
+    assert score[f"induction_{fails}"] < 0.1
+    assert score["induction"] == score[f"induction_{fails}"]
 
 
 def test_without_the_previous_token_head_there_is_no_induction_head() -> None:
