@@ -42,7 +42,7 @@ def entropy(a: Attention) -> Tensor:
 
 
 def scores(layer: Layer, block_length: int) -> dict[str, Tensor]:
-    """Every statistic of every head. Sequences must have equally many rows that see something."""
+    """Every statistic of every head; each query that sees something counts once."""
     a = layer.attention()
     A, (B, H, T) = a.A_BHTS, a.lse_BHT.shape
     alive_BT = a.seen_BTS.any(-1)

@@ -36,7 +36,7 @@ SCORE = 40.0  # of a match, against 0: all the weight
 
 
 def induction_circuit(backend: str, distance: int = 1) -> GPT:
-    """Head 0 of layer 0 copies the token `distance` before into BEFORE; that of layer 1 looks for its own there.
+    """Head 0 of layer 0 writes the token `distance` before into BEFORE; that of layer 1 looks for its own.
 
     Head 1 of both layers is silent and uniform. One-hot parts give every activation the same norm, sqrt(2)
     and then sqrt(3), so that the norm in front of each layer is a known factor.

@@ -33,12 +33,10 @@ def make_layer(T: int = 64, factor: float = 1.0, option: str = "plain", G: int =
         options["window"] = 20
     if option in ("sink", "all"):
         options["sink_H"] = torch.tensor([-1.0, 0.0, 2.0, 5.0])[:H]
-    if option in ("segments", "all"):  # the same documents and padding, in another order per sequence
-        lengths, documents = [T // 4, T // 3, 5, T - T // 4 - T // 3 - 5], [3, 7, -1, 9]
-        a, b, padding, c = (
-            torch.full((n,), document) for n, document in zip(lengths, documents, strict=True)
-        )
-        options["segment"] = torch.stack([torch.cat([a, b, padding, c]), torch.cat([b, c, a, padding])])
+    if option in ("segments", "all"):  # documents and padding, not the same number of rows in both sequences
+        ends = torch.tensor([[T // 4, T // 2, T // 2 + 5], [T // 3, T - 9, T]])
+        place = (torch.arange(T)[:, None] >= ends[:, None]).sum(-1)
+        options["segment"] = torch.tensor([[3, 7, -1, 9], [9, 3, -1, 7]]).gather(1, place)
     return Layer(factor * q, k, v, W_o, options)
 
 
