@@ -112,13 +112,9 @@ def resume(run: Run) -> None:
     """Load the newest intact checkpoint, and say what differs from when it was written."""
     state, faults = checkpoints.load_newest(run.folder / "checkpoints", run.model, run.optimizers)
     if state.fingerprint != run.source.fingerprint:
-        raise UserError(
-            f"the data differ from those that {run.folder} was trained on: restore them or start anew"
-        )
+        raise UserError(f"the data differ from those that {run.folder} was trained on; start a new run")
     if state.step > run.config.train.steps:
-        raise UserError(
-            f"train.steps {run.config.train.steps} is less than the {state.step} steps done already"
-        )
+        raise UserError(f"train.steps {run.config.train.steps} is fewer than the {state.step} already done")
     now = run.state.environment
     changed = [f"{key} was {was}, is {now[key]}" for key, was in state.environment.items() if was != now[key]]
     faults += [f"the run will not continue bit for bit: {', '.join(changed)}"] if changed else []

@@ -102,7 +102,8 @@ def summary(record: dict[str, Any]) -> str:
         rows = record["scores"][name]
         ranked = [(score or 0.0, f"{i}.{j}") for i, row in enumerate(rows) for j, score in enumerate(row)]
         parts.append("{} {:.2f} ({})".format(name, *max(ranked)))
-    return f"{', '.join(parts)}; second-repeat loss {record['model']['repeat_loss_2'] or math.nan:.2f}"
+    loss = record["model"]["repeat_loss_2"]
+    return f"{', '.join(parts)}; second-repeat loss {math.nan if loss is None else loss:.2f}"
 
 
 def _pass(

@@ -45,9 +45,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 class _Settings(Config, BaseSettings):
-    model_config = SettingsConfigDict(
-        cli_parse_none_str="null", cli_avoid_json=True, cli_implicit_flags=False
-    )
+    model_config = SettingsConfigDict(cli_parse_none_str="null", cli_avoid_json=True)
 
 
 def parse(argv: list[str]) -> Request:
@@ -72,25 +70,19 @@ def parse(argv: list[str]) -> Request:
     if arguments.resume is None:
         return Request(validate(_merge(values, given), unknown), None, arguments.print_config)
     folder = Path(arguments.resume)
-    saved = read_yaml(
-        folder / "config.yaml",
-        f"--resume needs a run folder, with config and checkpoints; {folder} has no config.yaml",
-    )
+    missing = f"--resume needs a run folder, with config and checkpoints; {folder} has no config.yaml"
+    saved = read_yaml(folder / "config.yaml", missing)
     if misplaced := {"dir", "overwrite"} & {*given.get("run", {})}:
         raise UserError(f"--resume goes on in {folder}: leave out --run.{misplaced.pop()}")
     here = _merge(saved, {"run": {"dir": str(folder)}})  # it may have been moved
     config = validate(_merge(here, given), unknown)
     then = validate(saved)
-    fixed = (
-        FIXED
-        if then.global_batch == config.global_batch
-        else FIXED | {"train.batch_size", "train.grad_accum"}
-    )
-    before, after = _flat(then), _flat(config)
-    changed = [f"{key} (was {before[key]}, asked {after[key]})" for key in KEYS if before[key] != after[key]]
-    changed = [change for change in changed if change.split()[0] in fixed]
-    if changed:
-        raise UserError(f"a resumed run keeps {', '.join(changed)}; start a new run to change that")
+    same_size = then.global_batch == config.global_batch
+    fixed = FIXED if same_size else FIXED | {"train.batch_size", "train.grad_accum"}
+    was, asked = _flat(then), _flat(config)
+    changed = [f"{key} (was {was[key]}, asked {asked[key]})" for key in KEYS if was[key] != asked[key]]
+    if refused := [change for change in changed if change.split()[0] in fixed]:
+        raise UserError(f"a resumed run keeps {', '.join(refused)}; start a new run to change that")
     return Request(config, folder, arguments.print_config)
 
 
@@ -166,9 +158,8 @@ def _flat(config: Config) -> dict[str, Any]:
 
 def _unknown_key(key: str) -> str:
     same_leaf = [full for full in KEYS if full.split(".")[1] == key.split(".")[-1]]
-    near = same_leaf or difflib.get_close_matches(
-        key, [*KEYS, *SECTIONS, "config", "resume", "print_config"], 1, 0.5
-    )
+    known = [*KEYS, *SECTIONS, "config", "resume", "print_config"]
+    near = same_leaf or difflib.get_close_matches(key, known, 1, 0.5)
     return f"{key}: no such key" + (f"; nearest: {near[0]}" if near else "; --help lists all keys")
 
 
