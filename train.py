@@ -142,8 +142,7 @@ def loop(run: Run, log: JsonLines, interrupted: Callable[[], bool], fresh: bool)
     began = time.perf_counter() - state.seconds
     tokens, seconds = 0, 0.0  # since the last train record, updates alone
     run.model.train()
-    pause = 0.2 if sys.stderr.isatty() else 10
-    with tqdm(total=c.train.steps, initial=state.step, unit="step", mininterval=pause) as bar:
+    with tqdm(total=c.train.steps, initial=state.step, unit="step", disable=None) as bar:  # terminals only
         stopping = look(run, log, bar, interrupted) if fresh else interrupted()
         while state.step < c.train.steps and not stopping:
             started = time.perf_counter()

@@ -89,6 +89,11 @@ def parse(argv: list[str]) -> Request:
 def parse_or_exit(argv: list[str]) -> Request:
     """`parse`, with `--print_config` served and errors shown: one message, no traceback, exit code 2."""
     try:
+        if not argv:
+            start = f"--config FILE (configs/ has {', '.join(presets())})"
+            raise UserError(
+                f"give {start} to start a run, or --resume DIR to go on with one; --help has more"
+            )
         request = parse(argv)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -57,7 +57,7 @@ class Data(Section):
 class Model(Section):
     n_layer: int = Size(4, description="number of blocks")
     n_head: int = Size(4, description="query heads per layer")
-    n_kv_head: int | None = Size(None, description="key and value heads, each shared (null: n_head)")
+    n_kv_head: int | None = Size(None, description="key and value heads; a divisor of n_head (null: n_head)")
     d_model: int = Size(128, description="width of the residual stream")
     d_head: int | None = Size(None, description="width of a head (null: d_model / n_head)")
     d_mlp: int | None = Size(None, description="hidden width of the MLP (null: 4 d_model)")
@@ -67,15 +67,19 @@ class Model(Section):
     position: Literal["rotary", "learned"] = Key("rotary", description="how positions enter")
     rope_theta: float | None = Key(None, gt=1, description="base of the rotary wavelengths (null: 10000)")
     context_length: int = Key(64, ge=MIN_CONTEXT, description="tokens in a window")
-    backend: Backend = Key("auto", description="T x T matrix, fused kernels, blocks of rows; auto: what fits")
+    backend: Backend = Key(
+        "auto", description="T x T matrix, fused kernels, blocks of rows; auto: sdpa mostly"
+    )
     dropout: float = Key(0.0, ge=0, lt=1, description="on embedding, attention weights, residual branches")
     bias: bool = Key(False, description="biases in linear layers and layernorms")
-    tie_embeddings: bool = Key(False, description="the head shares the token embedding")
+    tie_embeddings: bool = Key(False, description="output layer and token embedding share weights")
     qk_norm: bool = Key(False, description="queries and keys to root mean square 1, per head")
     qk_gain: float | None = Key(None, gt=0, description="factor on both after qk_norm (null: 1)")
     logit_softcap: float = Count(0.0, description="logits become c tanh(z / c); 0: off")
     embed_norm: bool = Key(False, description="embedding to root mean square 1")
-    init: Literal["gpt2", "zero_residual"] = Key("gpt2", description="small, or identity blocks at first")
+    init: Literal["gpt2", "zero_residual"] = Key(
+        "gpt2", description="of N(0, 0.02), or blocks that start as identity"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "Model":
@@ -96,7 +100,9 @@ class Model(Section):
 
 
 class Optimizer(Section):
-    name: Literal["adamw", "muon"] = Key("adamw", description="muon: for the blocks' matrices, else AdamW")
+    name: Literal["adamw", "muon"] = Key(
+        "adamw", description="muon: on the blocks' matrices; AdamW on the rest"
+    )
     lr: float = Key(1e-3, gt=0, description="peak rate of AdamW")
     beta1: float = Key(0.9, ge=0, lt=1, description="AdamW: decay of the mean")
     beta2: float = Key(0.99, ge=0, lt=1, description="AdamW: decay of the mean square")
@@ -105,7 +111,7 @@ class Optimizer(Section):
     muon_momentum: float | None = Key(None, ge=0, lt=1, description="Nesterov momentum (null: 0.95)")
     schedule: Literal["cosine", "linear"] = Key("cosine", description="shape after the warm-up")
     warmup_steps: int = Count(100, description="steps over which the rate rises linearly")
-    final_lr: float | None = Key(None, ge=0, le=1, description="cosine: last share of the peak (null: 0.1)")
+    final_lr: float | None = Key(None, ge=0, le=1, description="cosine: last rate over peak (null: 0.1)")
     decay_share: float | None = Key(None, ge=0, le=1, description="linear: share of steps to 0 (null: 0.4)")
 
     @model_validator(mode="after")
