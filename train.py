@@ -1,21 +1,22 @@
 """Train a small GPT and record what its attention heads do: config -> data -> model -> loop."""
 
+import signal
 import sys
 
 from configs.cli import Request, parse_or_exit, to_yaml
 
 if __name__ == "__main__":  # ahead of the slow imports, so that --help and config errors come at once
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback for Ctrl-C while there is nothing to save
     REQUEST = parse_or_exit(sys.argv[1:])
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,7 @@ from data import Source, load_source
 from model.transformer import GPT
 from training import Stopped, checkpoints
 from training.evaluation import evaluate
+from training.folder import create, has_begun, refuse_used
 from training.guards import first_nonfinite, interruptible, nonfinite_parameters
 from training.loggers import JsonLines, replace_text
 from training.optimizers import make_optimizers
@@ -53,11 +55,17 @@ def main(request: Request) -> int:
     """Serve one request; returns the exit code: 0 done, 1 stopped, 2 request wrong, 130 interrupted."""
     try:
         run = build(request)
-        resume(run) if request.resume else start(run)
+        fresh = not request.resume or not has_begun(run.folder)
+        if not request.resume:
+            create(run.folder, to_yaml(run.config), json.dumps(run.source.tokenizer.to_json()))
+        else:
+            if not fresh:
+                resume(run)
+            replace_text(run.folder / "config.yaml", to_yaml(run.config))
         describe(run)
-        log = JsonLines(run.folder / "metrics.jsonl", run.state.step if request.resume else None)
+        log = JsonLines(run.folder / "metrics.jsonl", -1 if fresh else run.state.step)
         with closing(log), interruptible() as interrupted:
-            loop(run, log, interrupted, fresh=not request.resume)
+            loop(run, log, interrupted, fresh)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -72,21 +80,14 @@ def main(request: Request) -> int:
 def build(request: Request) -> Run:
     """Make everything and check everything; the run folder is not touched."""
     config, folder = request.config, Path(request.config.run.dir)
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        raise UserError(f"run.dir {folder} cannot be made: {nearest} is a file; choose another --run.dir")
-    if not request.resume and folder.exists():
-        is_run = all((folder / name).exists() for name in ("config.yaml", "tokenizer.json"))
-        if any(folder.iterdir()) and not is_run:
-            raise UserError(f"run.dir {folder} is not empty and not a run; choose another --run.dir")
-        if is_run and not config.run.overwrite:
-            ways = (
-                f"go on with --resume {folder}, choose another --run.dir, or --run.overwrite true to lose it"
-            )
-            raise UserError(f"run.dir {folder} holds a run: {ways}")
+    if not request.resume:
+        refuse_used(folder, config.run.overwrite)
     source, seed, T = load_source(config), config.run.seed, config.model.context_length
     generator = torch.Generator().manual_seed(seed_for(seed, "init"))
-    model = GPT(config.model, source.tokenizer.vocab_size, generator)
+    try:
+        model = GPT(config.model, source.tokenizer.vocab_size, generator)
+    except (RuntimeError, MemoryError) as error:
+        raise UserError(f"the model does not fit in memory: {str(error).splitlines()[0]}") from None
     model.compute_in(torch.bfloat16 if config.train.precision == "bf16" else torch.float32)
     optimizers = make_optimizers(model, config.optimizer)
     probes = make_probes(source, T, config.probe.sequences, seed) if config.probe.every else None
@@ -94,18 +95,6 @@ def build(request: Request) -> Run:
     # Overwriting is meant once: who repeats this run from its config.yaml must not lose another.
     config = config.model_copy(update={"run": config.run.model_copy(update={"overwrite": False})})
     return Run(config, folder, source, model, optimizers, probes, state)
-
-
-def start(run: Run) -> None:
-    """Make the run folder; config and tokenizer come first, so that it is a run from then on."""
-    try:
-        run.folder.mkdir(parents=True, exist_ok=True)
-        for path in run.folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        replace_text(run.folder / "config.yaml", to_yaml(run.config))
-        (run.folder / "tokenizer.json").write_text(json.dumps(run.source.tokenizer.to_json()))
-    except OSError as error:
-        raise UserError(f"cannot write to run.dir {run.folder}: {error.strerror}") from None
 
 
 def resume(run: Run) -> None:
@@ -116,12 +105,13 @@ def resume(run: Run) -> None:
     if state.step > run.config.train.steps:
         raise UserError(f"train.steps {run.config.train.steps} is fewer than the {state.step} already done")
     now = run.state.environment
-    changed = [f"{key} was {was}, is {now[key]}" for key, was in state.environment.items() if was != now[key]]
+    changed = [
+        f"{key} was {was}, is {now.get(key)}" for key, was in state.environment.items() if was != now.get(key)
+    ]
     faults += [f"the run will not continue bit for bit: {', '.join(changed)}"] if changed else []
     for fault in faults:
         print(f"warning: {fault}", file=sys.stderr)
     run.state = replace(state, environment=now)
-    replace_text(run.folder / "config.yaml", to_yaml(run.config))
 
 
 def describe(run: Run) -> None:
@@ -136,13 +126,15 @@ def describe(run: Run) -> None:
 
 
 def loop(run: Run, log: JsonLines, interrupted: Callable[[], bool], fresh: bool) -> None:
-    """Train from `run.state` to the last step, or to a signal; either way a checkpoint is the last thing."""
+    """Train from `run.state` to the last step, or to a signal; both end with a checkpoint."""
     c, state = run.config, run.state
     step_tokens = c.global_batch * c.model.context_length
     began = time.perf_counter() - state.seconds
     tokens, seconds = 0, 0.0  # since the last train record, updates alone
     run.model.train()
-    with tqdm(total=c.train.steps, initial=state.step, unit="step", disable=None) as bar:  # terminals only
+    line = "{n_fmt}/{total_fmt} steps, {elapsed} gone, {remaining} to go{postfix}\n"  # in a log file
+    looks: dict[str, Any] = {} if sys.stderr.isatty() else {"bar_format": line, "mininterval": 10}
+    with tqdm(total=c.train.steps, initial=state.step, unit="step", **looks) as bar:
         stopping = look(run, log, bar, interrupted) if fresh else interrupted()
         while state.step < c.train.steps and not stopping:
             started = time.perf_counter()
@@ -193,17 +185,19 @@ def update(run: Run, step: int, share: float) -> tuple[float, float]:
 def look(run: Run, log: JsonLines, bar: tqdm, interrupted: Callable[[], bool]) -> bool:
     """Evaluate, probe and save where this step asks for it; nothing that the next update will notice.
 
-    Returns whether a signal had come when it was time to save: then this step is saved, and the last.
+    True if a signal has come; this step has been saved then.
     """
     c, state, last, folder = run.config, run.state, run.config.train.steps, run.folder / "checkpoints"
     save = state.step in (0, last) or due(c.checkpoint.every, state.step, last)
     save = save or (c.checkpoint.log_spaced and checkpoints.is_log_spaced(state.step))
     evaluates, probes = due(c.eval.every, state.step, last), due(c.probe.every, state.step, last)
+    if (save or evaluates or probes) and (broken := nonfinite_parameters(run.model)):
+        stop(run, state.step, broken[0])
     if evaluates:
         batches = run.source.validation(c.train.batch_size, c.eval.tokens)
         result = evaluate(run.model, batches, run.source.bytes_per_token)
         if not math.isfinite(result["loss"]):
-            stop(run, state.step, [*nonfinite_parameters(run.model), "the validation loss"][0])
+            stop(run, state.step, "the validation loss")
         log.write("eval", state.step, **result)
         bar.write(f"step {state.step:>6}  validation loss {result['loss']:.4f}")
         if state.best is None or result["loss"] < state.best[0]:
@@ -218,8 +212,8 @@ def look(run: Run, log: JsonLines, bar: tqdm, interrupted: Callable[[], bool]) -
         state.telemetry_seconds, state.seconds = state.telemetry_seconds + elapsed, state.seconds + elapsed
     stopping = interrupted()
     if save or stopping:
-        for culprit in nonfinite_parameters(run.model):
-            stop(run, state.step, culprit)
+        if broken := nonfinite_parameters(run.model):
+            stop(run, state.step, broken[0])
         checkpoints.save(folder, run.model, run.optimizers, state)
         checkpoints.prune(folder, c.checkpoint, state.best[1] if state.best else None)
     return stopping
@@ -233,7 +227,7 @@ def due(every: int, step: int, last: int) -> bool:
 def stop(run: Run, step: int, culprit: str) -> NoReturn:
     """End the run before a number that is not finite reaches the weights or a checkpoint."""
     folder = run.folder / "checkpoints"
-    good = checkpoints.path_of(folder, max(checkpoints.steps_in(folder), default=0))
+    good = next((checkpoints.path_of(folder, s) for s in reversed(checkpoints.steps_in(folder))), "none yet")
     raise Stopped(f"step {step}: the first tensor that is not finite is {culprit}; last good: {good}")
 
 

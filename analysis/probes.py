@@ -72,7 +72,7 @@ def measure(model: GPT, probes: Probes, bos_trained: bool) -> dict[str, Any]:
         scores[name] = torch.minimum(short[name], long[name])
     s, T = max(probes.repeats), losses_BT.size(1)
     early, late = slice(T // 8, T // 4), slice(T - T // 8, T)
-    # The first token of a block is left out of both losses: nothing says where the repeat begins.
+    # Nothing says where the repeat begins: the first token of a block is left out, of both alike.
     behaviour = {
         "repeat_loss_1": repeat_losses_BT[:, 1:s].mean(),
         "repeat_loss_2": repeat_losses_BT[:, s + 1 :].mean(),

@@ -104,7 +104,7 @@ def head_norm(rows: Rows) -> Tensor:
     W_HCD = rows.seen.W_o.float().unflatten(1, out_BHTD.shape[1::2]).transpose(0, 1)
     norm_BHT = ((out_BHTD @ (W_HCD.mT @ W_HCD)) * out_BHTD).sum(-1).clamp(min=0).sqrt()
     norm_H = rows.mean(norm_BHT)
-    return torch.where(norm_H.mean() > 0, norm_H / norm_H.mean(), 0.0)
+    return torch.where(norm_H.mean() == 0, 0.0, norm_H / norm_H.mean())
 
 
 def _stripes(rows: Rows, offset: int) -> Tensor:

@@ -1,13 +1,14 @@
 """Every key of a run: type, default, meaning. Cross-checks name the key, what was asked and what is possible.
 
-A key that would have no effect beside the others is refused rather than ignored. Keys left at null are filled
-in with what they resolve to, so that `runs/X/config.yaml` is complete.
+A key that would have no effect beside the others is refused rather than ignored; a section that `every: 0`
+switches off keeps its other keys. Keys left at null are filled in with what they resolve to, so that
+`runs/X/config.yaml` is complete.
 """
 
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 from pydantic import Field as Key
 
 Source = Literal["shakespeare", "text", "repeats"]
@@ -16,9 +17,17 @@ MIN_CONTEXT = 17  # the shortest context that holds BOS and a probe block of 8 t
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values do not change after validation."""
+    """Base of all sections: unknown keys are errors; values change no more once nulls are filled."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """`steps: yes` would count as 1."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError(f"true or false has no meaning here; got {value}")
+        return value
 
     def _fill(self, key: str, default: Any, used: bool = True, condition: str = "") -> None:
         """Give a key left at null its default; without `condition` it has no effect, so refuse it."""
@@ -28,7 +37,7 @@ class Section(BaseModel):
             raise ValueError(f"{key} is used with {condition} only: set it to null, or set {condition}")
 
 
-Count, Size = partial(Key, ge=0), partial(Key, ge=1)
+Count, Size = partial(Key, ge=0), partial(Key, ge=1, le=2**20)
 
 
 class Run(Section):
@@ -66,7 +75,7 @@ class Model(Section):
     norm_gain: bool = Key(True, description="learned gains in the norms")
     position: Literal["rotary", "learned"] = Key("rotary", description="how positions enter")
     rope_theta: float | None = Key(None, gt=1, description="base of the rotary wavelengths (null: 10000)")
-    context_length: int = Key(64, ge=MIN_CONTEXT, description="tokens in a window")
+    context_length: int = Key(64, ge=MIN_CONTEXT, le=2**20, description="tokens in a window")
     backend: Backend = Key(
         "auto", description="T x T matrix, fused kernels, blocks of rows; auto: sdpa mostly"
     )
@@ -74,7 +83,7 @@ class Model(Section):
     bias: bool = Key(False, description="biases in linear layers and layernorms")
     tie_embeddings: bool = Key(False, description="output layer and token embedding share weights")
     qk_norm: bool = Key(False, description="queries and keys to root mean square 1, per head")
-    qk_gain: float | None = Key(None, gt=0, description="factor on both after qk_norm (null: 1)")
+    qk_gain: float | None = Key(None, gt=0, le=1000, description="factor on both after qk_norm (null: 1)")
     logit_softcap: float = Count(0.0, description="logits become c tanh(z / c); 0: off")
     embed_norm: bool = Key(False, description="embedding to root mean square 1")
     init: Literal["gpt2", "zero_residual"] = Key(
@@ -124,7 +133,7 @@ class Optimizer(Section):
 
 
 class Train(Section):
-    steps: int = Size(1000, description="optimizer steps")
+    steps: int = Key(1000, ge=1, description="optimizer steps")
     batch_size: int = Size(32, description="sequences per micro-step")
     grad_accum: int = Size(1, description="micro-steps per optimizer step")
     precision: Literal["fp32", "bf16"] = Key("fp32", description="of the linear layers; the rest is fp32")

@@ -2,6 +2,7 @@
 
 import glob
 import hashlib
+import os
 import re
 from importlib import resources
 from pathlib import Path
@@ -22,7 +23,7 @@ def load_text(config: DataConfig) -> str:
     if config.source == "shakespeare":
         return shakespeare()
     pattern = config.path or ""
-    found = [pattern] if Path(pattern).is_file() else glob.glob(pattern, recursive=True)
+    found = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
     paths = sorted(path for path in found if Path(path).is_file())
     if not paths:
         raise UserError(f"data.path {config.path!r} matches no file")

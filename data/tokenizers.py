@@ -16,18 +16,14 @@ class CharTokenizer:
         self.characters = characters
         self.bos = len(characters) if bos else None
         self.vocab_size = len(characters) + bos
-        self._points = _code_points(characters)
-        self._order = np.argsort(self._points)
+        self._ids = {character: i for i, character in enumerate(characters)}
 
     def encode(self, text: str) -> np.ndarray:
         """Ids, int64."""
-        points, known = _code_points(text), self._points[self._order]
-        place = np.minimum(np.searchsorted(known, points), len(known) - 1)
-        unknown = points[known[place] != points]
-        if unknown.size:
-            listed = " ".join(repr(chr(point)) for point in np.unique(unknown)[:20])
+        if unknown := sorted(set(text) - set(self.characters)):
+            listed = " ".join(map(repr, unknown[:20]))
             raise UserError(f"characters that the tokenizer does not know: {listed}")
-        return self._order[place]
+        return np.fromiter(map(self._ids.__getitem__, text), np.int64, len(text))
 
     def decode(self, ids: Any) -> str:
         """Text, without BOS."""
@@ -66,7 +62,3 @@ def load_tokenizer(path: Path) -> Tokenizer:
     saved = json.loads(path.read_text(encoding="utf-8"))
     char = saved["kind"] == "char"
     return CharTokenizer(saved["characters"], saved["bos"]) if char else ByteTokenizer(saved["bos"])
-
-
-def _code_points(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)

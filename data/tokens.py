@@ -31,7 +31,7 @@ class Tokens:
 
 
 def prepare(config: DataConfig, text: str, context_length: int) -> Tokens:
-    """Tokenize `text`, or map what an earlier run with the same text and settings has written.
+    """Tokenize `text`, and write it unless an earlier run has left exactly these tokens; map them.
 
     Raises `UserError` where a part is too short for one window of `context_length`; nothing is written then.
     """
@@ -55,12 +55,16 @@ def prepare(config: DataConfig, text: str, context_length: int) -> Tokens:
     ids = ids.astype(dtype)
     files = {"train.bin": ids[:split].tobytes(), "val.bin": ids[split:].tobytes()}
     files["meta.json"] = json.dumps(meta).encode()
-    paths = {folder / name: content for name, content in files.items()}
-    if not all(path.is_file() and path.read_bytes() == content for path, content in paths.items()):
+    if not _holds(folder, files):
         _write(folder, files)
     train, val = (np.memmap(folder / f"{name}.bin", dtype, "r") for name in counts)
     bytes_per_token = len(text[split:].encode()) / len(val) if char else 1.0
     return Tokens(train, val, tokenizer, fingerprint, bytes_per_token)
+
+
+def _holds(folder: Path, files: dict[str, bytes]) -> bool:
+    paths = {folder / name: content for name, content in files.items()}
+    return all(path.is_file() and path.read_bytes() == content for path, content in paths.items())
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:
@@ -70,8 +74,13 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
         temporary.mkdir(parents=True)
         for name, content in files.items():
             (temporary / name).write_bytes(content)
-        shutil.rmtree(folder, ignore_errors=True)  # there is one only if it was damaged
-        temporary.rename(folder)
+        try:
+            temporary.rename(folder)
+        except OSError:  # something is there: another process was faster, or it is damaged
+            if not _holds(folder, files):
+                shutil.rmtree(folder, ignore_errors=True)
+                temporary.rename(folder)
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise UserError(f"cannot write tokens to data.cache_dir {folder.parent}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

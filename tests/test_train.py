@@ -798,6 +798,22 @@ def test_a_run_cannot_be_sent_back(reference, tmp_path, capsys):
     assert "20" in message
 
 
+@pytest.mark.parametrize("what", ["evaluate", "measure"])
+def test_a_run_killed_before_its_first_checkpoint_is_resumed_from_the_start(
+    what, reference, tmp_path, monkeypatch
+):
+    def kill(*arguments, **keywords):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, what, kill)
+        with pytest.raises(Killed):
+            train.main(parse(request(tmp_path)))
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert go_on(tmp_path / "run") == 0
+    assert_same(tmp_path / "run", reference("adamw"))
+
+
 @pytest.mark.parametrize("left", ["nothing", "weights"])
 def test_a_run_without_a_whole_checkpoint_is_refused_and_what_is_missing_is_named(
     left, reference, tmp_path, capsys

@@ -119,7 +119,8 @@ def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State
             _fill(model, optimizers, path)
             return State(**json.loads((path / "state.json").read_text())), faults
         faults.append(f"{path} is damaged ({fault})")
-    raise UserError("; ".join([f"no intact checkpoint in {folder}", *faults]))
+    ways = "start afresh with --config and --run.overwrite true, or in another --run.dir"
+    raise UserError("; ".join([f"no intact checkpoint in {folder}", *faults, ways]))
 
 
 def _fill(model: GPT, optimizers: Optimizers, path: Path) -> None:

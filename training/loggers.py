@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from configs import UserError
+
 
 class JsonLines:
     """Appends records; each has `kind` and `step`, and each pair of these stands once in the file."""
@@ -31,6 +33,9 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """All records; a last line that a kill has torn is left out."""
+    """All records; a last line that a kill has torn is left out, another broken one is a `UserError`."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    try:
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+    except ValueError as error:
+        raise UserError(f"{path} has a line that is not JSON: {error}") from None

@@ -206,3 +206,12 @@ def test_a_query_that_is_not_finite_is_not_left_out_of_a_mean(backend: str, way:
     for name in ("entropy", "previous", "current", "max_logit"):
         score_H = REGISTRY[name][1](rows)
         assert score_H.isnan().tolist() == [False, False, True, False], name
+
+
+@every_way
+def test_a_norm_that_is_not_finite_shows_in_every_head_of_its_layer(way: type[Rows]) -> None:
+    """It divides them all; a layer of zeros is another thing."""
+    layer = make_layer(17, 1.0)
+    seen = layer.seen("sdpa")
+    seen.out_BHTD[0, 1, 3] = torch.nan
+    assert REGISTRY["head_norm"][1](way(seen)).isnan().all()

@@ -441,3 +441,8 @@ def test_validate_reads_no_files():
     assert validate({"train": {"steps": 3}}).train.steps == 3
     with pytest.raises(UserError, match=r"train\.steps"):
         validate({"train": {"steps": "x"}})
+
+
+@pytest.mark.parametrize("text", ["model: {n_layer: yes}\n", "optimizer: {lr: true}\n", "model: {mlp: no}\n"])
+def test_yes_and_no_are_not_numbers_or_names(text, tmp_path):
+    assert "true or false" in refused("--config", write(tmp_path, text))

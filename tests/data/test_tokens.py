@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from hypothesis import strategies as st
 from configs import UserError
 from configs.schema import Data
 from data.tokens import Tokens, prepare
+
+ROOT = Path(__file__).parents[2]
 
 TEXT = "".join(f"{i} times {i} is {i * i}. " for i in range(100))
 
@@ -167,6 +171,7 @@ def test_what_a_kill_has_left_is_neither_used_nor_in_the_way(tmp_path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", kill)
+        patch.setattr("data.tokens.shutil.rmtree", lambda *arguments, **keywords: None)
         with pytest.raises(KeyboardInterrupt):
             prepare(config(tmp_path), TEXT, 17)
     assert contents(tmp_path)
@@ -214,3 +219,22 @@ def test_a_longer_context_is_checked_against_tokens_that_are_there_already(tmp_p
     with pytest.raises(UserError, match="needs at least 5000 tokens"):
         prepare(config(tmp_path), TEXT, 5000)
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+PREPARE = """
+import sys
+from configs.schema import Data
+from data.tokens import prepare
+text = open(sys.argv[1]).read()
+for round in range(25):
+    config = Data(source="text", path=sys.argv[1], cache_dir=f"{sys.argv[2]}/{round}")
+    assert prepare(config, text, 17).train.size > 17
+"""
+
+
+def test_processes_that_prepare_the_same_text_at_once_all_succeed(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    command = [sys.executable, "-c", PREPARE, str(tmp_path / "text.txt"), str(tmp_path / "cache")]
+    together = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate()[1] for process in together] == [""] * 3
+    assert list(tmp_path.glob("cache/*/tmp-*")) == []

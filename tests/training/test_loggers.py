@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs import UserError
 from training.loggers import JsonLines, read_records
 
 
@@ -84,3 +85,11 @@ def test_the_folder_holds_nothing_but_the_records(path):
     write(path, 1, 2)
     write(path, 3, resume_from=2)
     assert [file.name for file in path.parent.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_broken_line_is_told_in_one_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"kind": "train", "step": 1}\n{"kind": \n{"kind": "train", "step": 2}\n')
+    with pytest.raises(UserError, match="not JSON") as caught:
+        read_records(path)
+    assert "\n" not in str(caught.value)

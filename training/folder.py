@@ -1,0 +1,42 @@
+"""The run folder: who may have it, how it begins."""
+
+import shutil
+from pathlib import Path
+
+from configs import UserError
+from training.checkpoints import steps_in
+from training.loggers import read_records, replace_text
+
+
+def refuse_used(folder: Path, overwrite: bool) -> None:
+    """Raises `UserError` for a folder that holds something; a run may be overwritten, anything else never."""
+    try:
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except OSError as error:
+        raise UserError(f"run.dir cannot be made: {error.strerror}; choose another --run.dir") from None
+    if not nearest.is_dir():
+        raise UserError(f"run.dir {folder} cannot be made: {nearest} is a file; choose another --run.dir")
+    is_run = all((folder / name).exists() for name in ("config.yaml", "tokenizer.json"))
+    if folder.exists() and any(folder.iterdir()) and not is_run:
+        raise UserError(f"run.dir {folder} is not empty and not a run; choose another --run.dir")
+    if is_run and not overwrite:
+        ways = f"go on with --resume {folder}, choose another --run.dir, or --run.overwrite true to lose it"
+        raise UserError(f"run.dir {folder} holds a run: {ways}")
+
+
+def create(folder: Path, config: str, tokenizer: str) -> None:
+    """Make or empty the folder; config and tokenizer come first, so that it is a run from then on."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        replace_text(folder / "config.yaml", config)
+        replace_text(folder / "tokenizer.json", tokenizer)
+    except OSError as error:
+        raise UserError(f"cannot write to run.dir {folder}: {error.strerror}") from None
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether there is something to go on from or to lose; a kill before the first checkpoint leaves neither."""
+    records = read_records(folder / "metrics.jsonl")
+    return bool(steps_in(folder / "checkpoints")) or any(record["step"] for record in records)
