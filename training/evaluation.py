@@ -16,9 +16,7 @@ def evaluate(model: GPT, batches: Iterable[Batch], bytes_per_token: float) -> di
     sums, counts = [], []
     with model.reading():
         for inputs_BT, targets_BT in batches:
-            losses_BT = F.cross_entropy(
-                model(inputs_BT).mT, targets_BT, ignore_index=IGNORED, reduction="none"
-            )
+            losses_BT = F.cross_entropy(model(inputs_BT).mT, targets_BT, reduction="none")  # IGNORED: 0
             sums.append(losses_BT.double().sum(1))
             counts.append((targets_BT != IGNORED).sum(1))
     sum_N, count_N = torch.cat(sums), torch.cat(counts)

@@ -37,6 +37,6 @@ def create(folder: Path, config: str, tokenizer: str) -> None:
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether there is something to go on from or to lose; a kill before the first checkpoint leaves neither."""
+    """Whether there is something to go on from, or to lose: before the first checkpoint there is not."""
     records = read_records(folder / "metrics.jsonl")
     return bool(steps_in(folder / "checkpoints")) or any(record["step"] for record in records)

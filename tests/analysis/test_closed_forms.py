@@ -61,7 +61,7 @@ def test_uniform_attention_has_the_entropy_of_the_number_of_keys(backend: str) -
 @pytest.mark.parametrize("T", [64, 257])
 def test_the_mean_behind_sink_rate_takes_the_first_64_rows(T: int, backend: str) -> None:
     rows = uniform(backend, T)
-    mean_B1 = rows.per_sequence(rows.weight(0 * rows.i), stop=64)
+    mean_B1 = rows.mean(rows.weight(0 * rows.i), only=rows.i < 64, axes=2)
     expected = sum(1 / i for i in range(1, 65)) / 64
     assert expected == pytest.approx(0.0741, abs=5e-5)
     assert mean_B1.flatten().tolist() == pytest.approx([expected] * 3, abs=1e-6)
@@ -80,7 +80,7 @@ def test_sink_rate_counts_the_sequences_whose_mean_exceeds_the_threshold(T: int,
     q[:, 0, 64:, 0] = 0.0  # later rows must not count
     k[:, 0, 0, 0] = 1.0
     rows = rows_from(backend, q, k)
-    mean_B1 = rows.per_sequence(rows.weight(0 * rows.i), stop=64)
+    mean_B1 = rows.mean(rows.weight(0 * rows.i), only=rows.i < 64, axes=2)
     torch.testing.assert_close(mean_B1, (1 + 63 * share_B1.double()) / 64, atol=1e-5, rtol=0)
     assert score("sink_rate", rows) == [0.5]
 

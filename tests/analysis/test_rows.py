@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from analysis.rows import ExplicitRows, FusedRows, Rows
+from analysis.rows import ExplicitRows, Rows
 from analysis.statistics import REGISTRY
 from model.backends import BACKENDS
 from tests.analysis.definitions import Layer, entropy, scores
@@ -16,7 +16,7 @@ from tests.model.definition import Attention
 
 OPTIONS = ["plain", "window", "sink", "segments", "all"]
 SIZES = {64: 21, 300: 13}  # T and the length of a repeated block: 3 and 23 blocks behind the first token
-every_way = pytest.mark.parametrize("way", [FusedRows, ExplicitRows])
+every_way = pytest.mark.parametrize("way", [Rows, ExplicitRows])
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
