@@ -3,7 +3,7 @@
 from configs.schema import Config
 from data.corpora import load_text
 from data.sources import Repeats, Source, Text
-from data.tokenizers import ByteTokenizer, CharTokenizer
+from data.tokenizers import make_tokenizer
 from data.tokens import prepare
 
 
@@ -12,6 +12,4 @@ def load_source(config: Config) -> Source:
     data, T, seed = config.data, config.model.context_length, config.run.seed
     if data.source != "repeats":
         return Text(prepare(data, load_text(data), T), T, seed, config.global_batch)
-    char = data.tokenizer == "char"
-    tokenizer = CharTokenizer(Repeats.ALPHABET, data.bos) if char else ByteTokenizer(data.bos)
-    return Repeats(tokenizer, T, seed, config.global_batch)
+    return Repeats(make_tokenizer(data.tokenizer, data.bos, Repeats.ALPHABET), T, seed, config.global_batch)

@@ -57,8 +57,11 @@ class ByteTokenizer:
 Tokenizer = CharTokenizer | ByteTokenizer
 
 
+def make_tokenizer(kind: str, bos: bool, characters: str = "") -> Tokenizer:
+    """`char` over `characters`, in their order, or `byte`."""
+    return CharTokenizer(characters, bos) if kind == "char" else ByteTokenizer(bos)
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer that a run saved as `tokenizer.json`."""
-    saved = json.loads(path.read_text(encoding="utf-8"))
-    char = saved["kind"] == "char"
-    return CharTokenizer(saved["characters"], saved["bos"]) if char else ByteTokenizer(saved["bos"])
+    return make_tokenizer(**json.loads(path.read_text(encoding="utf-8")))

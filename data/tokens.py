@@ -16,7 +16,7 @@ import numpy as np
 
 from configs import UserError
 from configs.schema import Data as DataConfig
-from data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
+from data.tokenizers import Tokenizer, make_tokenizer
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ def prepare(config: DataConfig, text: str, context_length: int) -> Tokens:
 
     Raises `UserError` where a part is too short for one window of `context_length`; nothing is written then.
     """
-    char = config.tokenizer == "char"
-    tokenizer = CharTokenizer("".join(sorted(set(text))), config.bos) if char else ByteTokenizer(config.bos)
+    tokenizer = make_tokenizer(config.tokenizer, config.bos, "".join(sorted(set(text))))
     ids = tokenizer.encode(text)
     split = int(len(ids) * (1 - (config.val_fraction or 0)))
     need = context_length + (not config.bos)  # without BOS the last target is one token more
@@ -58,7 +57,7 @@ def prepare(config: DataConfig, text: str, context_length: int) -> Tokens:
     if not _holds(folder, files):
         _write(folder, files)
     train, val = (np.memmap(folder / f"{name}.bin", dtype, "r") for name in counts)
-    bytes_per_token = len(text[split:].encode()) / len(val) if char else 1.0
+    bytes_per_token = 1.0 if config.tokenizer == "byte" else len(text[split:].encode()) / len(val)
     return Tokens(train, val, tokenizer, fingerprint, bytes_per_token)
 
 

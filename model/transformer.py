@@ -51,7 +51,7 @@ class GPT(nn.Module):
 
     def __init__(self, config: ModelConfig, vocab_size: int, generator: torch.Generator | None = None):
         super().__init__()
-        self.config, self.vocab_size = config, vocab_size
+        self.config = config
         self.token_embedding = _embedding(vocab_size, config.d_model)
         learned = config.position == "learned"
         self.position_embedding = _embedding(config.context_length, config.d_model) if learned else None
