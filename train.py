@@ -27,7 +27,8 @@ from analysis.probes import Probes, make_probes, measure, summary
 from configs import UserError
 from configs.schema import Config
 from configs.seeds import seed_for
-from data import Source, load_source
+from data import load_source
+from data.mixture import Mixture
 from model.transformer import GPT
 from training import Stopped, checkpoints
 from training.evaluation import evaluate
@@ -44,7 +45,7 @@ class Run:
 
     config: Config
     folder: Path
-    source: Source
+    source: Mixture
     model: GPT
     optimizers: list[torch.optim.Optimizer]
     probes: Probes | None
@@ -119,7 +120,10 @@ def describe(run: Run) -> None:
     c, m, tokens = run.config, run.config.model, run.config.global_batch * run.config.model.context_length
     shape = f"{m.n_layer} layers x {m.n_head} heads, width {m.d_model}, context {m.context_length}"
     print(f"{run.folder}" + (f", going on after step {run.state.step}" if run.state.step else ""))
-    print(f"  data   {c.data.source}: {run.source.description}; vocabulary {run.source.tokenizer.vocab_size}")
+    data = run.source.describe()
+    print(
+        "\n         ".join([f"  data   {data[0]}; vocabulary {run.source.tokenizer.vocab_size}", *data[1:]])
+    )
     print(f"  model  {shape}: {run.model.num_parameters():,} parameters")
     print(f"         attention on {run.model.attentions()[0].backend}, linear layers in {c.train.precision}")
     print(f"  train  {c.train.steps:,} steps x {tokens:,} tokens = {c.train.steps * tokens:,}", flush=True)

@@ -16,7 +16,7 @@ from analysis.rows import rows_of
 from analysis.statistics import REGISTRY
 from configs import UserError
 from configs.seeds import seed_for
-from data.sources import Source
+from data.mixture import Mixture
 from model.attention import Observation
 from model.transformer import GPT
 
@@ -33,7 +33,7 @@ class Probes:
     repeats: dict[int, Tensor]
 
 
-def make_probes(source: Source, context_length: int, sequences: int, seed: int) -> Probes:
+def make_probes(source: Mixture, context_length: int, sequences: int, seed: int) -> Probes:
     """The probes of a run. Blocks hold distinct tokens that occur in training: a match is never ambiguous.
 
     Raises `UserError` where the data have too few distinct tokens for two block lengths.

@@ -29,9 +29,12 @@ class Request(NamedTuple):
     print_config: bool = False
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Complains with `UserError`: one line, exit code 2."""
+
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help lists all keys")
+        """Called by argparse."""
+        raise UserError(f"{message}; see --help")
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -146,7 +149,7 @@ def to_yaml(config: Config) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     about = "Train a small GPT and record what its attention heads do. --section.key overrides the file."
-    parser = _Parser(prog="train.py", description=about, allow_abbrev=False)
+    parser = Parser(prog="train.py", description=about, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help=f"YAML file; configs/ has {', '.join(presets())}")
     parser.add_argument("--resume", metavar="DIR", help="run folder to continue, from its newest checkpoint")
     parser.add_argument("--print_config", action="store_true", help="print the merged configuration and stop")

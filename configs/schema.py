@@ -11,7 +11,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 from pydantic import Field as Key
 
-Source = Literal["shakespeare", "text", "repeats"]
+Source = Literal["shakespeare", "text", "repeats", "backcopy"]
+TEXTS: set[Source] = {"shakespeare", "text"}
 Backend = Literal["auto", "naive", "sdpa", "blocks"]
 MIN_CONTEXT = 17  # the shortest context that holds BOS and a probe block of 8 tokens twice
 
@@ -46,8 +47,23 @@ class Run(Section):
     overwrite: bool = Key(False, description="empty a run folder that is in use and start afresh")
 
 
+class Stage(Section):
+    until: int | None = Key(None, ge=1, description="last step of the stage; the last stage has none")
+    weights: dict[Source, float] = Key(min_length=1, description="share of each source in a batch")
+
+    @field_validator("weights")
+    @classmethod
+    def _positive(cls, weights: dict[Source, float]) -> dict[Source, float]:
+        if bad := [f"{name} {weight}" for name, weight in weights.items() if not weight > 0]:
+            raise ValueError(f"weights must be above 0; got {', '.join(bad)}")
+        return weights
+
+
 class Data(Section):
-    source: Source = Key("shakespeare", description="nine plays (embedded), text files, or random repeats")
+    source: Source = Key(
+        "shakespeare", description="nine plays (embedded), text files, random repeats, Bigram-Backcopy"
+    )
+    stages: list[Stage] = Key([], description="mixtures of sources over the steps (empty: data.source alone)")
     path: str | None = Key(None, description="source text: a file or a glob of files, UTF-8")
     tokenizer: Literal["char", "byte"] = Key("char", description="a token per character, or per UTF-8 byte")
     bos: bool = Key(True, description="put the token BOS in front of every window")
@@ -56,11 +72,19 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Data":
-        self._fill("path", None, self.source == "text", "data.source text")
-        if self.source == "text" and not self.path:
+        self._fill("path", None, "text" in self.sources, "data.source text")
+        if "text" in self.sources and not self.path:
             raise ValueError("source text needs data.path, a text file or a glob such as 'books/*.txt'")
-        self._fill("val_fraction", 0.1, self.source != "repeats", "a text source")
+        self._fill("val_fraction", 0.1, bool(TEXTS.intersection(self.sources)), "a text source")
+        ends = [stage.until or 0 for stage in self.stages]
+        if ends and (ends.pop() or 0 in ends or sorted({*ends}) != ends):
+            raise ValueError("stages: each needs an 'until', rising; the last lasts to the end and has none")
         return self
+
+    @property
+    def sources(self) -> list[Source]:
+        """All sources in use; the first, `data.source`, is the one that is validated on."""
+        return list(dict.fromkeys([self.source, *(name for stage in self.stages for name in stage.weights)]))
 
 
 class Model(Section):
@@ -84,6 +108,10 @@ class Model(Section):
     tie_embeddings: bool = Key(False, description="output layer and token embedding share weights")
     qk_norm: bool = Key(False, description="queries and keys to root mean square 1, per head")
     qk_gain: float | None = Key(None, gt=0, le=1000, description="factor on both after qk_norm (null: 1)")
+    sink: Literal["none", "zero", "learned"] = Key(
+        "none", description="a logit per head in the softmax's denominator that no value answers to"
+    )
+    gate: bool = Key(False, description="each head's output times a sigmoid of the token, per head")
     logit_softcap: float = Count(0.0, description="logits become c tanh(z / c); 0: off")
     embed_norm: bool = Key(False, description="embedding to root mean square 1")
     init: Literal["gpt2", "zero_residual"] = Key(
@@ -161,6 +189,14 @@ class Checkpoint(Section):
 
 class Log(Section):
     every: int = Size(10, description="steps between train records")
+    wandb: Literal["auto", "online", "offline", "disabled"] = Key(
+        "auto", description="Weights & Biases; auto: online where an API key is at hand, else offline"
+    )
+    project: str = Key("headlight", min_length=1, description="Weights & Biases project")
+    group: str | None = Key(None, description="Weights & Biases group, such as the seeds of one setting")
+    image_every: int | None = Key(
+        None, ge=0, description="steps between heat maps there (null: a tenth of the run); 0: never"
+    )
 
 
 class Config(Section):
@@ -173,6 +209,11 @@ class Config(Section):
     probe: Probe = Key(default_factory=Probe)
     checkpoint: Checkpoint = Key(default_factory=Checkpoint)
     log: Log = Key(default_factory=Log)
+
+    @model_validator(mode="after")
+    def _check(self) -> "Config":
+        self.log._fill("image_every", -(-self.train.steps // 10))
+        return self
 
     @property
     def global_batch(self) -> int:

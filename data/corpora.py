@@ -8,7 +8,6 @@ from importlib import resources
 from pathlib import Path
 
 from configs import UserError
-from configs.schema import Data as DataConfig
 
 PLAYS = (
     "roman/coriolanus histories/richard-iii histories/richard-ii tragedies/romeo-and-juliet",
@@ -18,18 +17,18 @@ PLAYS = (
 PLAYS_SHA256 = "42806f91c93649829c2596e29e9b0e7b90dca924119cf47b10d955779cad2da9"
 
 
-def load_text(config: DataConfig) -> str:
+def load_text(source: str, path: str | None) -> str:
     """The whole corpus as one string. Raises `UserError` for files that are missing, empty or not UTF-8."""
-    if config.source == "shakespeare":
+    if source == "shakespeare":
         return shakespeare()
-    pattern = config.path or ""
+    pattern = path or ""
     found = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
     paths = sorted(path for path in found if Path(path).is_file())
     if not paths:
-        raise UserError(f"data.path {config.path!r} matches no file")
+        raise UserError(f"data.path {path!r} matches no file")
     text = "".join(_read(path) for path in paths)
     if not text:
-        raise UserError(f"data.path {config.path!r} holds no text")
+        raise UserError(f"data.path {path!r} holds no text")
     return text
 
 

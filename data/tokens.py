@@ -16,7 +16,7 @@ import numpy as np
 
 from configs import UserError
 from configs.schema import Data as DataConfig
-from data.tokenizers import Tokenizer, make_tokenizer
+from data.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,20 @@ class Tokens:
     bytes_per_token: float  # of the validation part
 
 
-def prepare(config: DataConfig, text: str, context_length: int) -> Tokens:
+def prepare(config: DataConfig, source: str, text: str, tokenizer: Tokenizer, context_length: int) -> Tokens:
     """Tokenize `text`, and write it unless an earlier run has left exactly these tokens; map them.
 
     Raises `UserError` where a part is too short for one window of `context_length`; nothing is written then.
     """
-    tokenizer = make_tokenizer(config.tokenizer, config.bos, "".join(sorted(set(text))))
     ids = tokenizer.encode(text)
     split = int(len(ids) * (1 - (config.val_fraction or 0)))
     need = context_length + (not config.bos)  # without BOS the last target is one token more
+    place = config.path if source == "text" else source
     for name, have in (("train", split), ("val", len(ids) - split)):
         if have < need:
             raise UserError(
                 f"model.context_length {context_length} needs at least {need} tokens; the {name} part of "
-                f"{config.path or config.source} has {have}: shorten the context or give more text"
+                f"{place} has {have}: shorten the context or give more text"
             )
     identity = json.dumps([tokenizer.to_json(), config.val_fraction]).encode()
     fingerprint = hashlib.sha256(identity + text.encode()).hexdigest()[:16]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,7 +15,7 @@ from model.positions import Rotary
 
 @dataclass(frozen=True)
 class Observation:
-    """What entered and left the attention kernel of one layer in one forward pass, and how it was called."""
+    """What entered the attention kernel of one layer, how it was called, and what the heads gave `W_o`."""
 
     layer: int
     backend: str
@@ -31,6 +32,10 @@ class Observation:
 
 class CausalSelfAttention(nn.Module):
     """`W_o softmax(scale q k^T) v` per head; each key and value head serves a group of query heads.
+
+    `sink`: a logit per head in the denominator of the softmax, 0 (Miller 2023) or learned (gpt-oss 2025),
+    gives weight a place to go. `gate`: a head's output times `sigmoid(W_gate x)` of the query's token, one
+    number a head (Qiu et al. 2025, 2505.06708).
 
     `observers` get an `Observation` of every forward pass; `analysis.capture.observe` adds and removes them.
     `heads` sees the heads' outputs side by side, `B x T x (H D)`, before `W_o` mixes them: hook there to
@@ -50,6 +55,12 @@ class CausalSelfAttention(nn.Module):
         self.W_o = Linear(H_D, C, config.bias)
         theta = config.rope_theta  # None with learned positions
         self.rotary = Rotary(config.d_head, config.context_length, theta) if theta else None
+        if config.sink == "learned":
+            self.sink_H: Tensor | None = nn.Parameter(torch.zeros(config.n_head))
+        else:
+            zero_H = torch.zeros(config.n_head) if config.sink == "zero" else None
+            self.register_buffer("sink_H", zero_H, persistent=False)
+        self.W_gate = Linear(C, config.n_head, bias=False) if config.gate else None
         self.heads = nn.Identity()
         self.observers: list[Callable[[Observation], None]] = []
 
@@ -62,12 +73,17 @@ class CausalSelfAttention(nn.Module):
             q_BHTD, k_BGSD = (F.rms_norm(x, (self.d_head,)) for x in (q_BHTD, k_BGSD))
         if self.rotary is not None:
             q_BHTD, k_BGSD = self.rotary(q_BHTD), self.rotary(k_BGSD)
-        options = {"scale": self.scale, "dropout_p": self.dropout if self.training else 0.0}
-        attend = BACKENDS[self.backend]
-        out_BHTD, lse_BHT = attend(q_BHTD, k_BGSD, v_BGSD, **options, return_lse=bool(self.observers))
+        options = {"scale": self.scale, "sink_H": self.sink_H}
+        dropout_p = self.dropout if self.training else 0.0
+        attend, wants_lse = BACKENDS[self.backend], bool(self.observers)
+        out_BHTD, lse_BHT = attend(
+            q_BHTD, k_BGSD, v_BGSD, dropout_p=dropout_p, return_lse=wants_lse, **options
+        )
+        if self.W_gate is not None:
+            out_BHTD = out_BHTD * self.W_gate(x_BTC).float().sigmoid().mT.unsqueeze(-1)
         for observer in self.observers:
-            seen = (self.layer, self.backend, q_BHTD, k_BGSD, out_BHTD, lse_BHT, self.scale, self.W_o.weight)
-            observer(Observation(*seen))
+            seen = (self.layer, self.backend, q_BHTD, k_BGSD, out_BHTD, lse_BHT)
+            observer(Observation(*seen, W_o=self.W_o.weight, **options))
         return self.W_o(self.heads(out_BHTD.transpose(1, 2).flatten(2)))
 
     def _split(self, x_BTC: Tensor) -> Tensor:

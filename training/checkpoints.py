@@ -106,36 +106,52 @@ def prune(folder: Path, config: CheckpointConfig, best_step: int | None) -> None
             _remove(path_of(folder, step))
 
 
+def find_intact(folder: Path, step: int | None = None) -> tuple[Path, list[str]]:
+    """The checkpoint of `step`, or the newest that is whole; also says what is wrong with newer ones.
+
+    Raises `UserError` where there is none.
+    """
+    faults, steps = list[str](), steps_in(folder)
+    if step is not None and step not in steps:
+        raise UserError(f"no checkpoint of step {step} in {folder}; it has {', '.join(map(str, steps))}")
+    for candidate in reversed(steps if step is None else [step]):
+        path = path_of(folder, candidate)
+        fault = _fault(path)
+        if fault is None:
+            return path, faults
+        faults.append(f"{path} is damaged ({fault})")
+    raise UserError("; ".join([f"no intact checkpoint in {folder}", *faults]))
+
+
 def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State, list[str]]:
     """Fill model and optimizers from the newest intact checkpoint; also says what is wrong with newer ones.
 
     Raises `UserError` where none is intact, or it holds another model.
     """
-    faults: list[str] = []
-    for step in reversed(steps_in(folder)):
-        path = path_of(folder, step)
-        fault = _fault(path)
-        if fault is None:
-            _fill(model, optimizers, path)
-            return State(**json.loads((path / "state.json").read_text())), faults
-        faults.append(f"{path} is damaged ({fault})")
-    ways = "start afresh with --config and --run.overwrite true, or in another --run.dir"
-    raise UserError("; ".join([f"no intact checkpoint in {folder}", *faults, ways]))
+    try:
+        path, faults = find_intact(folder)
+    except UserError as error:
+        ways = "start afresh with --config and --run.overwrite true, or in another --run.dir"
+        raise UserError(f"{error}; {ways}") from None
+    load_weights(path, model)
+    parameters = dict(model.named_parameters())
+    state_of = {p: o.state[p] for o in optimizers for group in o.param_groups for p in group["params"]}
+    for moment, value in load_file(path / "optimizer.safetensors").items():
+        name, key = moment.rsplit("/", 1)
+        state_of[parameters[name]][key] = value
+    return State(**json.loads((path / "state.json").read_text())), faults
 
 
-def _fill(model: GPT, optimizers: Optimizers, path: Path) -> None:
+def load_weights(path: Path, model: GPT) -> None:
+    """Fill the model from an intact checkpoint; `UserError` if it holds another model."""
     parameters, saved = dict(model.named_parameters()), load_file(path / "model.safetensors")
     want, have = ({name: t.shape for name, t in tensors.items()} for tensors in (parameters, saved))
     if want != have:
         name = min(name for name in {**want, **have} if want.get(name) != have.get(name))
         raise UserError(f"{path} holds another model or vocabulary than config and data give: see {name}")
-    state_of = {p: o.state[p] for o in optimizers for group in o.param_groups for p in group["params"]}
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(saved[name])
-    for moment, value in load_file(path / "optimizer.safetensors").items():
-        name, key = moment.rsplit("/", 1)
-        state_of[parameters[name]][key] = value
 
 
 def _fault(path: Path) -> str | None:

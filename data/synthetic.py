@@ -1,0 +1,93 @@
+"""Sources that are drawn rather than read: each shows one behaviour of attention heads in its purest form."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from configs.seeds import seed_for
+from data.sources import Batch, shifted, with_bos
+
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"  # where no text gives another
+VALIDATION = 256  # sequences
+
+
+class Synthetic:
+    """Base: `_draw` makes rows of T tokens after BOS, or T + 1 without, from a generator of their own."""
+
+    bytes_per_token, name, description = 1.0, "", ""
+
+    def __init__(self, symbols: Tensor, bos: int | None, context_length: int, seed: int):
+        self.symbols, self.bos, self.T, self.seed = symbols, bos, context_length, seed
+        self.fingerprint = f"{self.name}-{len(symbols)}-{seed}"
+
+    def windows(self, first: int, count: int) -> Batch:
+        """`count` windows, drawn afresh for each `first`."""
+        return shifted(self._rows(count, self.name, first))
+
+    def validation(self, batch_size: int, tokens: int = 0) -> Iterator[Batch]:
+        """A fixed set of sequences from a stream of its own, or about `tokens` of them."""
+        count = min(VALIDATION, max(1, round(tokens / self.T))) if tokens else VALIDATION
+        inputs_BT, targets_BT = shifted(self._rows(count, "validation"))
+        yield from map(Batch, inputs_BT.split(batch_size), targets_BT.split(batch_size))
+
+    def probe_text(self, sequences: int, length: int, bos: bool) -> Tensor:
+        """Validation sequences, for there is no natural text here; BOS in front if asked."""
+        rows = self._rows(sequences, "validation")
+        return rows[:, int(self.bos is not None and not bos) :][:, :length]
+
+    def _rows(self, count: int, purpose: str, *index: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed_for(self.seed, purpose, *index))
+        return with_bos(self.symbols[self._draw(count, self.T + (self.bos is None), generator)], self.bos)
+
+    def _draw(self, count: int, length: int, generator: torch.Generator) -> Tensor:
+        """Indices into `symbols`, count x length."""
+        raise NotImplementedError
+
+
+class Repeats(Synthetic):
+    """Random blocks that repeat to the end of the window, with a period drawn per sequence.
+
+    The first block cannot be predicted; each later one can, by looking back for the same token and copying
+    what came next. The varying period keeps a head that only knows a distance from doing it.
+    """
+
+    name, shortest = "repeats", 8
+
+    def __init__(self, symbols: Tensor, bos: int | None, context_length: int, seed: int):
+        super().__init__(symbols, bos, context_length, seed)
+        self.description = f"blocks of {self.shortest} to {self.T // 2} of {len(symbols)} symbols, repeated"
+
+    def _draw(self, count: int, length: int, generator: torch.Generator) -> Tensor:
+        longest = self.T // 2
+        block_BP = torch.randint(len(self.symbols), (count, longest), generator=generator)
+        period_B1 = torch.randint(self.shortest, longest + 1, (count, 1), generator=generator)
+        return block_BP.gather(1, torch.arange(length) % period_B1)
+
+
+class Backcopy(Synthetic):
+    """Bigram-Backcopy (Guo et al. 2024, 2410.13835): a Markov chain, in which triggers copy what they follow.
+
+    After a trigger comes the token before it; after any other token, one of a fixed chain. A head that copies
+    has work to do at triggers alone: everywhere else it rests, and an attention sink is where it rests.
+    """
+
+    name, triggers = "backcopy", 3
+
+    def __init__(self, symbols: Tensor, bos: int | None, context_length: int, seed: int):
+        super().__init__(symbols, bos, context_length, seed)
+        generator = torch.Generator().manual_seed(seed_for(seed, "chain"))
+        logits_VV = 2.0 * torch.randn(len(symbols), len(symbols), generator=generator, dtype=torch.float64)
+        logits_VV[:, : self.triggers] += 1.5
+        self.chain_VV = logits_VV.softmax(-1)
+        self.description = f"a Markov chain of {len(symbols)} symbols, {self.triggers} of them triggers"
+
+    def _draw(self, count: int, length: int, generator: torch.Generator) -> Tensor:
+        cumulative_VV = self.chain_VV.cumsum(-1)
+        chance_TB1 = torch.rand(length, count, 1, generator=generator, dtype=torch.float64)
+        last = len(self.symbols) - 1
+        rows = torch.randint(self.triggers, last + 1, (1, count), generator=generator).repeat(length, 1)
+        for t in range(1, length):
+            drawn = torch.searchsorted(cumulative_VV[rows[t - 1]], chance_TB1[t]).squeeze(1).clamp(max=last)
+            rows[t] = torch.where(rows[t - 1] < self.triggers, rows[t - 2], drawn)
+        return rows.T.contiguous()

@@ -1,0 +1,43 @@
+"""A run read back from its folder: for sampling, reports, and your own scripts (docs/python.md)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from configs.cli import read_yaml, validate
+from configs.schema import Config
+from data.tokenizers import Tokenizer, load_tokenizer
+from model.transformer import GPT
+from training.checkpoints import find_intact, load_weights
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """What a run folder holds; `model` is in evaluation mode, with the weights of `step`."""
+
+    folder: Path
+    config: Config
+    tokenizer: Tokenizer
+    model: GPT
+    step: int
+
+
+def load_config(folder: Path) -> Config:
+    """The configuration of a run. Raises `UserError` where the folder is no run."""
+    return validate(read_yaml(folder / "config.yaml", f"{folder} is no run folder: it has no config.yaml"))
+
+
+def load_run(folder: str | Path, step: int | None = None) -> SavedRun:
+    """A run with the weights of `step`, or of the newest intact checkpoint.
+
+    Raises `UserError` for a folder that is no run, a step that was not kept, a damaged checkpoint.
+    """
+    folder = Path(folder)
+    config = load_config(folder)
+    path, _ = find_intact(folder / "checkpoints", step)
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    model = GPT(config.model, tokenizer.vocab_size)
+    model.compute_in(torch.bfloat16 if config.train.precision == "bf16" else torch.float32)
+    load_weights(path, model)
+    return SavedRun(folder, config, tokenizer, model.eval(), int(path.name.removeprefix("step-")))
