@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+from analysis.heads import describe_heads
 from analysis.probes import Probes, make_probes, measure, summary
 from configs import UserError
 from configs.schema import Config
@@ -67,13 +68,14 @@ def main(request: Request) -> int:
         log = JsonLines(run.folder / "metrics.jsonl", -1 if fresh else run.state.step)
         with closing(log), interruptible() as interrupted:
             loop(run, log, interrupted, fresh)
+            if finished := run.state.step == run.config.train.steps:
+                conclude(run)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (Stopped, OSError) as error:
         print(f"stopped: {error}", file=sys.stderr)
         return 1
-    finished = run.state.step == run.config.train.steps
     print(f"{run.folder} is complete" if finished else f"interrupted; go on with --resume {run.folder}")
     return 0 if finished else 130
 
@@ -221,6 +223,14 @@ def look(run: Run, log: JsonLines, bar: tqdm, interrupted: Callable[[], bool]) -
         checkpoints.save(folder, run.model, run.optimizers, state)
         checkpoints.prune(folder, c.checkpoint, state.best[1] if state.best else None)
     return stopping
+
+
+def conclude(run: Run) -> None:
+    """What the run has come to, head by head."""
+    c, about = run.config, {"run": run.folder.name, "step": run.state.step}
+    if run.probes is not None:
+        heads = describe_heads(run.model, run.probes, c.data.bos, c.run.seed, about)
+        replace_text(run.folder / "heads.json", json.dumps(heads, allow_nan=False))
 
 
 def due(every: int, step: int, last: int) -> bool:

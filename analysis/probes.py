@@ -4,6 +4,7 @@ A probe is a forward pass of its own, in evaluation mode, on tokens drawn once f
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from model.transformer import GPT
 
 LONGEST_BLOCK = 50
 Scores = dict[str, Tensor]  # L x H each
+View = Callable[[Observation], Observation]
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class Probes:
     text: Tensor
     text_without_bos: Tensor | None  # None where the data have no BOS: `text` is without it then
     repeats: dict[int, Tensor]
+
+    def only(self, n: int) -> "Probes":
+        """The n-th sequence of each."""
+        without = self.text_without_bos
+        repeats = {length: tokens[n : n + 1] for length, tokens in self.repeats.items()}
+        return Probes(self.text[n : n + 1], None if without is None else without[n : n + 1], repeats)
 
 
 def make_probes(source: Mixture, context_length: int, sequences: int, seed: int) -> Probes:
@@ -56,20 +64,34 @@ def make_probes(source: Mixture, context_length: int, sequences: int, seed: int)
     return Probes(text, plain, repeats)
 
 
+def score(model: GPT, probes: Probes, view: View = lambda seen: seen) -> tuple[Scores, Tensor, Tensor, int]:
+    """All statistics; losses on the text and on the longer repeat probe, B x T; how many rows saw nothing.
+
+    `view` replaces what the statistics see of a layer.
+    """
+    with model.reading():
+        scores, losses_BT, skipped = _pass(model, probes.text, "text", view)
+        if probes.text_without_bos is not None:
+            scores |= _pass(model, probes.text_without_bos, "text_without_bos", view)[0]
+        passes = [_pass(model, tokens, "repeat", view, s) for s, tokens in probes.repeats.items()]
+    (short, _, _), (long, repeat_losses_BT, _) = passes
+    for name in long:
+        scores |= {f"{name}_short": short[name], f"{name}_long": long[name]}
+    return headlines(scores), losses_BT, repeat_losses_BT, skipped
+
+
+def headlines(scores: Scores) -> Scores:
+    """Adds the smaller of both block lengths: a head that only knows a distance passes at one length only."""
+    names = [name for name, (probe, _) in REGISTRY.items() if probe == "repeat"]
+    return scores | {n: torch.minimum(scores[f"{n}_short"], scores[f"{n}_long"]) for n in names}
+
+
 def measure(model: GPT, probes: Probes, bos_trained: bool) -> dict[str, Any]:
     """The body of an `attention` record: `scores` (L rows of H numbers each), `model`, `probe`.
 
     A number that is not finite becomes None and is counted, so that the record stays valid JSON.
     """
-    with model.reading():
-        scores, losses_BT, skipped = _pass(model, probes.text, "text")
-        if probes.text_without_bos is not None:
-            scores |= _pass(model, probes.text_without_bos, "text_without_bos")[0]
-        passes = {s: _pass(model, tokens, "repeat", s) for s, tokens in probes.repeats.items()}
-    (short, _, _), (long, repeat_losses_BT, _) = passes.values()
-    for name in long:  # a head that only knows a distance can pass at one length, never at both
-        scores |= {f"{name}_short": short[name], f"{name}_long": long[name]}
-        scores[name] = torch.minimum(short[name], long[name])
+    scores, losses_BT, repeat_losses_BT, skipped = score(model, probes)
     s, T = max(probes.repeats), losses_BT.size(1)
     early, late = slice(T // 8, T // 4), slice(T - T // 8, T)
     # Nothing says where the repeat begins: the first token of a block is left out, of both alike.
@@ -89,8 +111,8 @@ def measure(model: GPT, probes: Probes, bos_trained: bool) -> dict[str, Any]:
         "nonfinite": sum(int((~value.isfinite()).sum()) for value in (*scores.values(), *behaviour.values())),
     }
     return {
-        "scores": {name: _plain(score_LH.tolist()) for name, score_LH in scores.items()},
-        "model": {name: _plain(value.tolist()) for name, value in behaviour.items()},
+        "scores": {name: plain(score_LH.tolist()) for name, score_LH in scores.items()},
+        "model": {name: plain(value.tolist()) for name, value in behaviour.items()},
         "probe": about,
     }
 
@@ -107,7 +129,7 @@ def summary(record: dict[str, Any]) -> str:
 
 
 def _pass(
-    model: GPT, tokens_BT: Tensor, probe: str, block_length: int | None = None
+    model: GPT, tokens_BT: Tensor, probe: str, view: View, block_length: int | None = None
 ) -> tuple[Scores, Tensor, int]:
     """Scores of the statistics of one probe, the losses of its tokens, and how many rows saw nothing."""
     wanted = {name: function for name, (where, function) in REGISTRY.items() if where == probe}
@@ -116,6 +138,7 @@ def _pass(
 
     def collect(seen: Observation) -> None:
         nonlocal skipped
+        seen = view(seen)
         rows, H = rows_of(seen, block_length), seen.q_BHTD.size(1)
         skipped += int((~rows.sees_BHT).sum())
         for name, function in wanted.items():
@@ -131,8 +154,8 @@ def _pass(
     return {name: torch.stack(layers) for name, layers in found.items()}, losses_BT, skipped
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Nested lists of numbers with None for what JSON cannot hold."""
     if isinstance(value, list):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     return value if math.isfinite(value) else None

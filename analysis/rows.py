@@ -6,6 +6,7 @@ score, c the scale, `lse[i]` the log-sum-exp of row i, a sink logit included.
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -36,13 +37,13 @@ class Rows:
 
     def weight(self, key_T: Tensor) -> Tensor:
         """`A[i, key_T[i]] = exp(c q_i . k'_j - lse'_i)`, 0 where the query does not see that key."""
-        key_T, window, segment = key_T.expand_as(self.i), self.seen.window, self.seen.segment
-        visible = (key_T >= 0) & (key_T <= self.i) & (key_T > self.i - (window or len(self.i)))
-        key_T = key_T.clamp(0, len(self.i) - 1)
-        if segment is not None:
-            visible = (visible & (segment[:, key_T] == segment) & (segment >= 0)).unsqueeze(1)
-        score_BHT = self._dot(self.k_relative[:, :, key_T])
-        return torch.where(visible, (score_BHT - self.lse_relative).exp(), 0.0)
+        score_BHT = self._relative_score(key_T)
+        return torch.where(score_BHT == -naive.INF, 0.0, (score_BHT - self.lse_relative).exp())
+
+    def is_largest(self, key_T: Tensor) -> Tensor:
+        """Whether the query sees no key with a larger weight than `key_T[i]`; equal ones count."""
+        score_BHT, largest_BHT = self._relative_score(key_T) + self.shift_BHT, self.max_logit()
+        return score_BHT >= largest_BHT - _tolerance(largest_BHT)
 
     def entropy(self) -> Tensor:
         """In nats, a sink logit being one more outcome: `lse - c q_i . mean key`.
@@ -63,6 +64,10 @@ class Rows:
 
     def max_logit(self) -> Tensor:
         """The largest `s[i,j]`, `lse(beta s) / beta` with a large beta."""
+        return self._max_logit
+
+    @cached_property
+    def _max_logit(self) -> Tensor:
         return self._attend(self.k_relative, SHARPEN * self.scale, None)[1] / SHARPEN + self.shift_BHT
 
     def log_outcomes(self) -> Tensor:
@@ -81,6 +86,15 @@ class Rows:
         """
         counted = self.sees_BHT & (self.i >= first) & only
         return torch.where(counted, values_BHT.double(), 0.0).sum(axes) / counted.sum(axes)
+
+    def _relative_score(self, key_T: Tensor) -> Tensor:
+        """`c q_i . k'_j` of key `key_T[i]`, -inf where the query does not see it."""
+        key_T, window, segment = key_T.expand_as(self.i), self.seen.window, self.seen.segment
+        visible = (key_T >= 0) & (key_T <= self.i) & (key_T > self.i - (window or len(self.i)))
+        key_T = key_T.clamp(0, len(self.i) - 1)
+        if segment is not None:
+            visible = (visible & (segment[:, key_T] == segment) & (segment >= 0)).unsqueeze(1)
+        return torch.where(visible, self._dot(self.k_relative[:, :, key_T]), -naive.INF)
 
     def _dot(self, k_BGSD: Tensor) -> Tensor:
         """`c q_i . k_i`, keys repeated over their group of query heads."""
@@ -102,6 +116,16 @@ class ExplicitRows(Rows):
             lambda s, A, queries, keys: torch.where(wanted_T1[queries] == self.i[keys], A, 0.0).sum(-1)
         )
 
+    def is_largest(self, key_T: Tensor) -> Tensor:
+        """Read off the scores, with the same tolerance: rounding must not break ties."""
+        wanted_T1 = key_T.expand_as(self.i).unsqueeze(1)
+
+        def read(s: Tensor, A: Tensor, queries: slice, keys: slice) -> Tensor:
+            largest = s.amax(-1, keepdim=True)
+            return ((wanted_T1[queries] == self.i[keys]) & (s >= largest - _tolerance(largest))).any(-1)
+
+        return self._each(read)
+
     def entropy(self) -> Tensor:
         """`sum_j entr(A[i,j])`, and the sink's own term."""
         entropy_BHT, sink_H = self._each(lambda s, A, *_: torch.special.entr(A).sum(-1)), self.seen.sink_H
@@ -121,6 +145,11 @@ class ExplicitRows(Rows):
             s_BHTS = naive.scores(self.q[:, :, queries], self.k[:, :, keys], self.scale, window, own)
             parts.append(read(s_BHTS, naive.softmax(s_BHTS, self.seen.sink_H)[0], queries, keys))
         return torch.cat(parts, dim=-1)
+
+
+def _tolerance(largest: Tensor) -> Tensor:
+    """What float32 and `SHARPEN` may add to the largest score."""
+    return 1e-5 * largest.abs().clamp(min=1.0)
 
 
 def rows_of(seen: Observation, block_length: int | None = None) -> Rows:

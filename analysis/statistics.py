@@ -33,6 +33,11 @@ def sink_rate(rows: Rows) -> Tensor:
     return torch.where(mass_BH.isnan(), mass_BH, (mass_BH > 0.3).double()).mean(0)
 
 
+def largest_at(rows: Rows, offset: int) -> Tensor:
+    """Share of queries whose largest weight lies `offset` tokens back."""
+    return rows.mean(rows.is_largest(rows.i - offset), first=offset + 1)
+
+
 def stripes(rows: Rows, offset: int) -> Tensor:
     """`sum_{r=1..b} A[i, i - r s + offset]` over queries in blocks b >= 1, i = b s + 1 ... (b+1) s.
 
@@ -72,6 +77,8 @@ REGISTRY: dict[str, tuple[Probe, Function]] = {
     "sink_rate": ("text", sink_rate),
     "previous": ("text", lambda rows: rows.mean(rows.weight(rows.i - 1), first=2)),  # at 1 it is the sink
     "previous2": ("text", lambda rows: rows.mean(rows.weight(rows.i - 2), first=3)),
+    "previous_argmax": ("text", partial(largest_at, offset=1)),
+    "previous2_argmax": ("text", partial(largest_at, offset=2)),
     "current": ("text", lambda rows: rows.mean(rows.weight(rows.i), first=1)),
     "induction": ("repeat", partial(stripes, offset=1)),
     "duplicate": ("repeat", partial(stripes, offset=0)),

@@ -60,6 +60,16 @@ def scores(layer: Layer, block_length: int) -> dict[str, Tensor]:
         block = {i: n for n in range(T) for i in range(n * s + 1, (n + 1) * s + 1)}
         return mean(lambda b, i: sum(A[b, :, i, i - r * s + shift] for r in range(1, block[i] + 1)), s + 1)
 
+    def largest_at(distance: int) -> Tensor:
+        """Whether no visible key scores higher than the one `distance` back; equal ones, to 1e-5, count."""
+
+        def holds(b: int, i: int) -> Tensor:
+            most_H = a.s_BHTS[b, :, i].amax(-1)
+            own_H = a.s_BHTS[b, :, i, i - distance]
+            return (own_H >= most_H - 1e-5 * most_H.abs().clamp(min=1)).double()
+
+        return mean(holds, distance + 1)
+
     entropy_BHT, first_BHT = entropy(a), A[..., 0]
     of_sample = [first_BHT[b, :, :64][:, alive_BT[b, :64]].mean(-1) for b in range(B)]
     W_HCD = torch.stack(layer.W_o.double().chunk(H, dim=1))
@@ -76,6 +86,8 @@ def scores(layer: Layer, block_length: int) -> dict[str, Tensor]:
         "sink_rate": (torch.stack(of_sample) > 0.3).double().mean(0),
         "previous": mean(lambda b, i: A[b, :, i, i - 1], 2),
         "previous2": mean(lambda b, i: A[b, :, i, i - 2], 3),
+        "previous_argmax": largest_at(1),
+        "previous2_argmax": largest_at(2),
         "current": mean(lambda b, i: A[b, :, i, i], 1),
         "induction": stripes(1),
         "duplicate": stripes(0),

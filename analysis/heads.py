@@ -1,0 +1,137 @@
+"""Which head does what: every score beside its nulls and its interval, and labels by rules fixed beforehand.
+
+This is `heads.json`. A head may have several labels or, as most do, none.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from analysis.probes import Probes, Scores, headlines, measure, plain, score
+from analysis.rows import rows_of
+from configs.seeds import seed_for
+from model.attention import Observation
+from model.transformer import GPT
+
+RESAMPLES = 1000
+Head = dict[str, float]  # score by name
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a head gets a label; `score` is what heads of that label are ranked by."""
+
+    score: str
+    says: str
+    holds: Callable[[Head], bool]
+
+
+def _induction(head: Head) -> bool:
+    return all(
+        head[f"induction_{n}"] >= 0.3 and head[f"induction_{n}"] > head[f"duplicate_{n}"] for n in LENGTHS
+    )
+
+
+def _previous(head: Head) -> bool:
+    return any(head[name] >= 0.4 and head[f"{name}_argmax"] >= 0.5 for name in ("previous", "previous2"))
+
+
+LENGTHS = ("short", "long")
+LABELS = {  # thresholds: Olsson et al. 2022, ARENA, Clark et al. 2019, Voita et al. 2019, Gu et al. 2024
+    "induction": Rule("induction", "induction >= 0.3 and above duplicate, at both block lengths", _induction),
+    "previous-token": Rule(
+        "previous",
+        "previous or previous2 >= 0.4, and the largest weight there for half of the queries",
+        _previous,
+    ),
+    "duplicate-token": Rule("duplicate", "duplicate >= 0.3", lambda head: head["duplicate"] >= 0.3),
+    "current-token": Rule("current", "current >= 0.3", lambda head: head["current"] >= 0.3),
+    "sink": Rule("sink", "sink >= 0.3 on text with BOS", lambda head: head["sink"] >= 0.3),
+}
+
+
+def describe_heads(
+    model: GPT, probes: Probes, bos_trained: bool, seed: int, about: dict[str, Any]
+) -> dict[str, Any]:
+    """The content of `heads.json`; `about` says which model it is, `seed` draws the untrained one.
+
+    `null`: what attention with equal scores gets (`uniform`; None where weights alone do not say), and this
+    head in an untrained model of the same shape (`random_init`). `ci`: 95 % bootstrap interval over the
+    probe's sequences.
+    """
+    record, scores = measure(model, probes, bos_trained), score(model, probes)[0]
+    untrained = GPT(model.config, len(model.token_embedding.weight), _generator(seed, "untrained"))
+    untrained.compute_in(model.head.compute_dtype)
+    uniform, random_init = score(model, probes, _uniform)[0], score(untrained, probes)[0]
+    low, high = _interval(model, probes, scores, _generator(seed, "bootstrap"))
+    tables = [record["scores"], *(_table(scores) for scores in (uniform, random_init, low, high))]
+    heads = []
+    for layer, head in itertools.product(range(model.config.n_layer), range(model.config.n_head)):
+        own, equal, random, least, most = (
+            {name: rows[layer][head] for name, rows in table.items()} for table in tables
+        )
+        null = {name: {"uniform": equal[name], "random_init": random[name]} for name in own}
+        ci = {name: None if least[name] is None else [least[name], most[name]] for name in own}
+        labels = labels_of(own, bos=record["probe"]["bos"])
+        entry = {"layer": layer, "head": head, "scores": own, "null": null, "ci": ci, "labels": labels}
+        heads.append(entry | {"ablation": None})
+    plain_text = probes.text if probes.text_without_bos is None else probes.text_without_bos
+    probe = record["probe"] | {"example": plain_text[0].tolist()}
+    shape = model.config.model_dump(include={"n_layer", "n_head", "n_kv_head", "d_model", "d_head"})
+    about = about | shape | {"parameters": model.num_parameters()}
+    return {"model": about, "probe": probe, "heads": heads, "summary": _summary(heads) | record["model"]}
+
+
+def labels_of(scores: dict[str, float | None], bos: bool) -> list[str]:
+    """The labels whose rule holds; a score that is None holds none. A sink is one on BOS."""
+    head = {name: math.nan if value is None else value for name, value in scores.items()}
+    return [label for label, rule in LABELS.items() if rule.holds(head) and (bos or label != "sink")]
+
+
+def _summary(heads: list[dict[str, Any]]) -> dict[str, Any]:
+    """Heads of each label as [layer, head], the strongest first."""
+    found = {
+        label: sorted((h for h in heads if label in h["labels"]), key=lambda h: -h["scores"][rule.score])
+        for label, rule in LABELS.items()
+    }
+    return {
+        "labels": {label: [[h["layer"], h["head"]] for h in some] for label, some in found.items()},
+        "untyped": sum(not h["labels"] for h in heads),
+        "rules": {label: rule.says for label, rule in LABELS.items()},
+    }
+
+
+def _uniform(seen: Observation) -> Observation:
+    """The same layer with all scores equal, a sink's too; what the heads then give is not computed."""
+    sink_H = None if seen.sink_H is None else torch.zeros_like(seen.sink_H)
+    equal = replace(seen, q_BHTD=torch.zeros_like(seen.q_BHTD), sink_H=sink_H)
+    lse_BHT = rows_of(equal).log_outcomes()
+    return replace(equal, lse_BHT=lse_BHT, out_BHTD=torch.full_like(seen.out_BHTD, math.nan))
+
+
+def _interval(
+    model: GPT, probes: Probes, scores: Scores, generator: torch.Generator
+) -> tuple[Scores, Scores]:
+    """2.5 % and 97.5 % quantiles over resampled sequences; NaN for scores that are no mean over sequences."""
+    single = [score(model, probes.only(n))[0] for n in range(len(probes.text))]
+    drawn = torch.randint(len(single), (RESAMPLES, len(single)), generator=generator)
+    resampled = {}
+    for name in scores:
+        each_NLH = torch.stack([one[name] for one in single])
+        is_mean = torch.isclose(each_NLH.mean(0), scores[name], atol=1e-5)
+        resampled[name] = torch.where(is_mean, each_NLH[drawn].mean(1), math.nan)
+    bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    quantiles = {name: means.quantile(bounds, dim=0) for name, means in headlines(resampled).items()}
+    return {name: q[0] for name, q in quantiles.items()}, {name: q[1] for name, q in quantiles.items()}
+
+
+def _table(scores: Scores) -> dict[str, Any]:
+    return {name: plain(score_LH.tolist()) for name, score_LH in scores.items()}
+
+
+def _generator(seed: int, purpose: str) -> torch.Generator:
+    return torch.Generator().manual_seed(seed_for(seed, purpose))

@@ -1,0 +1,189 @@
+"""Heads beside their nulls and intervals, and the rules that label them."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from analysis.heads import describe_heads, labels_of
+from analysis.probes import Probes, make_probes, score
+from configs.schema import Config
+from data import load_source
+from model.backends import BACKENDS
+from model.transformer import GPT
+from tests.analysis.test_circuit import CONFIG, T, induction_circuit
+
+
+def probes_of(config: Config, sequences: int = 4) -> Probes:
+    return make_probes(load_source(config), config.model.context_length, sequences, seed=1)
+
+
+def described(model: GPT, probes: Probes | None = None) -> dict:
+    return describe_heads(model, probes or probes_of(CONFIG), True, 1, {"run": "a", "step": 3})
+
+
+def small(seed: int = 0, **model: object) -> GPT:
+    keys = {"n_layer": 2, "n_head": 4, "n_kv_head": 2, "d_model": 32, "context_length": T, **model}
+    config = Config.model_validate({"model": keys})
+    return GPT(config.model, 65, torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_heads_of_a_circuit_set_by_hand_get_their_labels_and_the_silent_ones_none(backend: str) -> None:
+    document = described(induction_circuit(backend))
+    labels = {(head["layer"], head["head"]): head["labels"] for head in document["heads"]}
+    assert labels == {(0, 0): ["previous-token"], (0, 1): [], (1, 0): ["induction"], (1, 1): []}
+    found = {"induction": [[1, 0]], "previous-token": [[0, 0]]}
+    assert {label: heads for label, heads in document["summary"]["labels"].items() if heads} == found
+    assert document["summary"]["untyped"] == 2
+
+
+@pytest.mark.parametrize("passes", [15, 31])
+def test_a_head_that_only_knows_a_distance_is_no_induction_head(passes: int) -> None:
+    heads = described(induction_circuit("naive", distance=passes - 1))["heads"]
+    assert heads[0]["labels"] == []
+    assert max(heads[0]["scores"]["induction_short"], heads[0]["scores"]["induction_long"]) > 0.99
+
+
+NOTHING = dict.fromkeys(
+    [f"{name}{end}" for name in ("induction", "duplicate") for end in ("", "_short", "_long")]
+    + ["previous", "previous_argmax", "previous2", "previous2_argmax", "current", "sink"],
+    0.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels"),
+    [
+        ({}, []),
+        ({"induction_short": 0.3, "induction_long": 0.3, "induction": 0.3}, ["induction"]),
+        ({"induction_short": 0.29, "induction_long": 0.9}, []),
+        ({"induction_short": 0.9, "induction_long": 0.29}, []),
+        ({"induction_short": 0.4, "induction_long": 0.4, "duplicate_long": 0.4}, []),
+        ({"induction_short": 0.4, "induction_long": 0.4, "duplicate_long": 0.39}, ["induction"]),
+        ({"previous": 0.4, "previous_argmax": 0.5}, ["previous-token"]),
+        ({"previous": 0.39, "previous_argmax": 1.0}, []),
+        ({"previous": 0.9, "previous_argmax": 0.49, "previous2_argmax": 0.6}, []),
+        ({"previous2": 0.4, "previous2_argmax": 0.5}, ["previous-token"]),
+        ({"duplicate": 0.3, "sink": 0.3, "current": 0.3}, ["duplicate-token", "current-token", "sink"]),
+        ({"duplicate": 0.29, "sink": 0.29, "current": 0.29}, []),
+        (dict.fromkeys(NOTHING), []),
+    ],
+)
+def test_labels_follow_their_rules_to_the_border(scores: dict, labels: list[str]) -> None:
+    assert labels_of(NOTHING | scores, bos=True) == labels
+
+
+def test_a_sink_is_one_on_bos() -> None:
+    assert labels_of(NOTHING | {"sink": 0.9}, bos=False) == []
+
+
+def test_nulls_of_equal_scores_are_the_closed_forms() -> None:
+    """Uniform attention, A = 1 / (i + 1), whatever the weights of the model."""
+    document = described(small(seed=3))
+    mean_of = {
+        "sink": range(4, 64),
+        "previous": range(2, 64),
+        "previous2": range(3, 64),
+        "current": range(1, 64),
+    }
+    expected = {name: sum(1 / (i + 1) for i in rows) / len(rows) for name, rows in mean_of.items()}
+    expected |= {
+        "sink_no_bos": expected["sink"],
+        "sink_rate": 0.0,
+        "entropy_normalized": 1.0,
+        "max_logit": 0.0,
+    }
+    for name in ("induction", "duplicate"):
+        expected[f"{name}_short"] = sum(1 / (i + 1) for i in range(16, 31)) / 15
+        expected[f"{name}_long"] = expected[name] = sum(1 / (i + 1) for i in range(32, 63)) / 31
+    for head in document["heads"]:
+        uniform = {name: null["uniform"] for name, null in head["null"].items()}
+        assert {name: uniform[name] for name in expected} == pytest.approx(expected, abs=1e-5)
+        assert uniform["head_norm"] is None  # weights alone do not say what a head adds
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nulls_count_a_sink_as_one_more_place(backend: str) -> None:
+    model = small(sink="learned", backend=backend)
+    with torch.no_grad():
+        for attention in model.attentions():
+            attention.sink_H.fill_(3.0)  # what it has learned is not what knows nothing
+    null = described(model)["heads"][0]["null"]
+    assert null["previous"]["uniform"] == pytest.approx(sum(1 / (i + 2) for i in range(2, 64)) / 62, abs=1e-6)
+    assert null["entropy_normalized"]["uniform"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_untrained_model_is_of_the_same_shape_and_knows_nothing_of_the_trained_one() -> None:
+    one, other = described(small(seed=1)), described(small(seed=2))
+    for a, b in zip(one["heads"], other["heads"], strict=True):
+        assert [n["random_init"] for n in a["null"].values()] == [
+            n["random_init"] for n in b["null"].values()
+        ]
+        assert a["null"]["entropy"]["random_init"] not in (a["scores"]["entropy"], b["scores"]["entropy"])
+
+
+def test_an_interval_is_as_wide_as_the_spread_over_sequences_says() -> None:
+    """For a mean of N the bootstrap's standard error is sd / sqrt(N), with sd over N, not N - 1."""
+    model, probes = small(init="zero_residual"), probes_of(Config(), 64)
+    for attention in model.attentions():
+        attention.W_q.weight.data *= 4  # scores that differ between sequences
+    heads = described(model, probes)["heads"]
+    singles = [score(model, probes.only(n))[0] for n in range(64)]
+    for name in ("entropy", "sink", "previous", "current", "induction_long", "duplicate_short"):
+        each_NLH = torch.stack([single[name] for single in singles])
+        for head in heads:
+            of_head_N = each_NLH[:, head["layer"], head["head"]]
+            low, high = head["ci"][name]
+            assert low < head["scores"][name] < high
+            error = of_head_N.std(correction=0).item() / 8
+            # 1,000 resamples know each quantile to about 0.08 standard errors.
+            assert (high - low) / error == pytest.approx(2 * 1.96, abs=0.6), name
+
+
+def test_the_interval_of_a_headline_lies_no_higher_than_those_of_both_lengths() -> None:
+    for head in described(small(seed=5))["heads"]:
+        short, long = head["ci"]["induction_short"], head["ci"]["induction_long"]
+        low, high = head["ci"]["induction"]
+        assert low <= min(short[0], long[0]) + 1e-12
+        assert high <= min(short[1], long[1]) + 1e-12
+
+
+def test_sequences_that_are_alike_leave_no_doubt_and_a_maximum_has_no_interval() -> None:
+    probes = probes_of(CONFIG, 1)
+    copies = Probes(
+        probes.text.repeat(5, 1),
+        None if probes.text_without_bos is None else probes.text_without_bos.repeat(5, 1),
+        {length: tokens.repeat(5, 1) for length, tokens in probes.repeats.items()},
+    )
+    for head in described(small(), copies)["heads"]:
+        low, high = head["ci"]["induction"]
+        assert high - low < 1e-6
+    for head in described(small())["heads"]:
+        assert head["ci"]["max_logit"] is None
+
+
+def test_describing_is_repeatable_and_touches_neither_model_nor_global_generator() -> None:
+    model = small(dropout=0.5).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    first, second = described(model), described(model)
+    assert first == second
+    assert torch.equal(state, torch.get_rng_state())
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_document_is_plain_json_with_every_head_once() -> None:
+    document = described(small())
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert [(h["layer"], h["head"]) for h in document["heads"]] == [
+        (i, j) for i in range(2) for j in range(4)
+    ]
+    for head in document["heads"]:
+        assert set(head) == {"layer", "head", "scores", "null", "ci", "labels", "ablation"}
+        assert set(head["scores"]) == set(head["null"]) == set(head["ci"])
+    assert document["model"] | {"run": "a", "step": 3, "n_layer": 2, "n_head": 4} == document["model"]
+    assert len(document["probe"]["example"]) == T
+    assert not math.isnan(document["summary"]["repeat_loss_2"])
