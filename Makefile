@@ -1,8 +1,8 @@
-# make setup | make test | make test-slow | make lint
+# make setup | make quickstart | make test | make test-slow | make lint
 PYTHON ?= python3
 RUN := HF_HUB_OFFLINE=1 WANDB_MODE=offline .venv/bin/python
 
-.PHONY: setup test test-slow lint
+.PHONY: setup quickstart test test-slow lint
 
 setup: .venv/installed
 
@@ -11,6 +11,9 @@ setup: .venv/installed
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@
+
+quickstart: setup
+	.venv/bin/python train.py --config configs/quickstart.yaml --run.overwrite true
 
 test: setup
 	$(RUN) -m pytest -m "not slow"
