@@ -27,6 +27,12 @@ def test_validation_sequences_are_none_of_the_training_sequences(name):
 
 
 @BY_ITSELF
+def test_one_sequence_a_step_is_another_one_each_step(name):
+    source = drawn(name, rows=1)
+    assert len({tuple(source.batch(step).targets_BT[0].tolist()) for step in range(1, 30)}) == 29
+
+
+@BY_ITSELF
 def test_a_share_of_validation_is_as_large_as_asked(name):
     assert sum(len(batch.targets_BT) for batch in drawn(name).validation(7, 32 * 30)) == 30
     assert sum(len(batch.targets_BT) for batch in drawn(name).validation(7, 10**9)) == 256
