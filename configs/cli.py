@@ -8,13 +8,22 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
 
 from configs import UserError
-from configs.schema import Config
+from configs.schema import Config, Stage
 
 SECTIONS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
 KEYS = [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields]
+KNOWN = [*KEYS, *SECTIONS, "config", "resume", "print_config"]
+PLAIN = {  # what pydantic would say in terms of Python
+    "missing": "is missing",
+    "model_type": "must have keys with values",
+    "dict_type": "must have keys with values",
+    "list_type": "must be a list",
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+}
 
 # What weights, moments and data order hang on: a resumed run keeps these as they were.
 FIXED = {key for key in KEYS if key.startswith(("model.", "data."))} | {"run.seed", "optimizer.name"}
@@ -62,7 +71,10 @@ def parse(argv: list[str]) -> Request:
     parser = _parser()
     source: Any = CliSettingsSource(_Settings, root_parser=parser)
     arguments, unknown = parser.parse_known_args(argv)
-    given = source(parsed_args=arguments)()
+    try:
+        given = source(parsed_args=arguments)()
+    except SettingsError:
+        raise UserError("--data.stages is not JSON: see its form in --help") from None
     given = {name: given[name] for name in SECTIONS if name in given}
     if arguments.config is not None and arguments.resume is not None:
         raise UserError("give --config to start a run or --resume to continue one, not both")
@@ -164,18 +176,19 @@ def _flat(config: Config) -> dict[str, Any]:
     return {f"{name}.{key}": v for name, keys in config.model_dump().items() for key, v in keys.items()}
 
 
-def _unknown_key(key: str) -> str:
-    same_leaf = [full for full in KEYS if full.split(".")[1] == key.split(".")[-1]]
-    known = [*KEYS, *SECTIONS, "config", "resume", "print_config"]
+def _unknown_key(key: str, known: list[str] = KNOWN) -> str:
+    same_leaf = [full for full in KEYS if full.split(".")[1] == key.split(".")[-1] and full in known]
     near = same_leaf or difflib.get_close_matches(key, known, 1, 0.5)
     return f"{key}: no such key" + (f"; nearest: {near[0]}" if near else "; --help lists all keys")
 
 
 def _describe(detail: Any) -> str:
-    key = ".".join(str(part) for part in detail["loc"])
+    place = [str(part) for part in detail["loc"]]
+    key = ".".join(place[:-2] if place[-1:] == ["[key]"] else place)  # a key of `weights` that is no source
     if detail["type"] == "extra_forbidden":
-        return _unknown_key(key)
-    message = detail["msg"].removeprefix("Value error, ")
+        stage = [f"{'.'.join(place[:-1])}.{name}" for name in Stage.model_fields]
+        return _unknown_key(key, stage if len(place) > 2 else KNOWN)
+    message = PLAIN.get(detail["type"], detail["msg"].removeprefix("Value error, "))
     if detail["type"] == "value_error":  # a cross-check of ours, which names the keys itself
         return f"{key}: {message}"
     return f"{key}: {message[0].lower()}{message[1:]}; got {detail['input']!r}"

@@ -6,7 +6,7 @@ switches off keeps its other keys. Keys left at null are filled in with what the
 """
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 from pydantic import Field as Key
@@ -26,7 +26,9 @@ class Section(BaseModel):
     @classmethod
     def _no_number(cls, value: Any, info: ValidationInfo) -> Any:
         """`steps: yes` would count as 1."""
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        parts = value.values() if get_origin(annotation) is dict and isinstance(value, dict) else [value]
+        if annotation is not bool and any(isinstance(part, bool) for part in parts):
             raise ValueError(f"true or false has no meaning here; got {value}")
         return value
 
@@ -63,7 +65,9 @@ class Data(Section):
     source: Source = Key(
         "shakespeare", description="nine plays (embedded), text files, random repeats, Bigram-Backcopy"
     )
-    stages: list[Stage] = Key([], description="mixtures of sources over the steps (empty: data.source alone)")
+    stages: list[Stage] = Key(
+        [], description='mixtures in turn [{"until": 9, "weights": {"repeats": 1}}, {"weights": {"text": 1}}]'
+    )
     path: str | None = Key(None, description="source text: a file or a glob of files, UTF-8")
     tokenizer: Literal["char", "byte"] = Key("char", description="a token per character, or per UTF-8 byte")
     bos: bool = Key(True, description="put the token BOS in front of every window")
@@ -77,8 +81,9 @@ class Data(Section):
             raise ValueError("source text needs data.path, a text file or a glob such as 'books/*.txt'")
         self._fill("val_fraction", 0.1, bool(TEXTS.intersection(self.sources)), "a text source")
         ends = [stage.until or 0 for stage in self.stages]
+        got = ", ".join(str(end or "none") for end in ends)
         if ends and (ends.pop() or 0 in ends or sorted({*ends}) != ends):
-            raise ValueError("stages: each needs an 'until', rising; the last lasts to the end and has none")
+            raise ValueError(f"the 'until' of stages must rise, and only the last has none; got {got}")
         return self
 
     @property

@@ -1,6 +1,7 @@
 """Which source gives how many sequences of a step's batch: a pure function of the step, by counting alone."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 import torch
@@ -62,14 +63,14 @@ class Mixture:
 
 def sequences_of(weights: dict, global_batch: int) -> dict[str, int]:
     """Whole sequences a step in proportion to the weights, by largest remainder; each source gets some."""
-    total = sum(weights.values())
-    exact = {name: global_batch * weight / total for name, weight in weights.items()}
+    total = sum(map(Fraction, weights.values()))  # floats overflow, and round shares across a whole number
+    exact = {name: global_batch * Fraction(weight) / total for name, weight in weights.items()}
     counts = {name: int(share) for name, share in exact.items()}
     by_remainder = sorted(exact, key=lambda name: counts[name] - exact[name])
     for name in by_remainder[: global_batch - sum(counts.values())]:
         counts[name] += 1
     if empty := [name for name, count in counts.items() if not count]:
-        share = f"{weights[empty[0]]:g} of {total:g}"
+        share = f"{weights[empty[0]]:g} of {sum(weights.values()):g}"
         raise UserError(
             f"data.stages: weight {share} gives {empty[0]} no sequence in a batch of {global_batch}: "
             "raise its weight or train.batch_size"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from configs import UserError
 from configs.seeds import seed_for
 from data.sources import Batch, shifted, with_bos
 
@@ -76,6 +77,9 @@ class Backcopy(Synthetic):
 
     def __init__(self, symbols: Tensor, bos: int | None, context_length: int, seed: int):
         super().__init__(symbols, bos, context_length, seed)
+        if len(symbols) <= self.triggers:
+            needed = f"source backcopy needs {self.triggers + 1} distinct tokens, {self.triggers} as triggers"
+            raise UserError(f"{needed}; the text has {len(symbols)}: give more text")
         generator = torch.Generator().manual_seed(seed_for(seed, "chain"))
         logits_VV = 2.0 * torch.randn(len(symbols), len(symbols), generator=generator, dtype=torch.float64)
         logits_VV[:, : self.triggers] += 1.5

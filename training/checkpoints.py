@@ -112,15 +112,17 @@ def find_intact(folder: Path, step: int | None = None) -> tuple[Path, list[str]]
     Raises `UserError` where there is none.
     """
     faults, steps = list[str](), steps_in(folder)
+    there = ", ".join(map(str, steps)) or "none"
     if step is not None and step not in steps:
-        raise UserError(f"no checkpoint of step {step} in {folder}; it has {', '.join(map(str, steps))}")
+        raise UserError(f"no checkpoint of step {step} in {folder}; it has {there}")
     for candidate in reversed(steps if step is None else [step]):
         path = path_of(folder, candidate)
         fault = _fault(path)
         if fault is None:
             return path, faults
         faults.append(f"{path} is damaged ({fault})")
-    raise UserError("; ".join([f"no intact checkpoint in {folder}", *faults]))
+    wanted = "" if step is None else f" of step {step}"
+    raise UserError("; ".join([f"no intact checkpoint{wanted} in {folder}, which has {there}", *faults]))
 
 
 def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State, list[str]]:

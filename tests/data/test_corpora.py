@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import UserError
-from configs.schema import Data
 from data.corpora import load_text, shakespeare
 
 
 def read(path: Path | str) -> str:
-    return load_text(Data(source="text", path=str(path)))
+    return load_text("text", str(path))
 
 
 def refused(path: Path | str) -> str:

@@ -1,13 +1,8 @@
-"""Batches: pure functions of the step, every window once an epoch, every validation target once.
-
-The corpora here are of distinct characters in ascending order, so the id of a token is its place in the text.
-"""
+"""Sources: pure functions of seed and window, every window once an epoch, every validation target once."""
 
 import random
-import tempfile
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,57 +10,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.schema import Config
-from data import Source, Text, load_source
 from data.sources import IGNORED
+from tests.data.made import T, drawn, places
 
-T = 17
-
-
-def places(
-    train: int,
-    val: int = 40,
-    bos: bool = True,
-    seed: int = 1,
-    rows: int = 4,
-    context: int = T,
-    text: str = "",
-) -> Text:
-    """Text whose token ids are 0 ... train - 1 and then, for validation, train ... train + val - 1."""
-    with tempfile.TemporaryDirectory() as folder:  # the tokens stay mapped after it is gone
-        path = Path(folder) / "places.txt"
-        path.write_text(text or "".join(chr(0x10000 + i) for i in range(train + val)), encoding="utf-8")
-        data = {"source": "text", "path": str(path), "bos": bos, "cache_dir": f"{folder}/cache"}
-        data["val_fraction"] = (val - 0.5) / (train + val)
-        return load_source(config(data, seed, rows, context))
-
-
-def repeats(
-    bos: bool = True, seed: int = 1, rows: int = 4, context: int = 32, tokenizer: str = "char"
-) -> Source:
-    return load_source(config({"source": "repeats", "bos": bos, "tokenizer": tokenizer}, seed, rows, context))
-
-
-def config(data: dict, seed: int, rows: int, context: int) -> Config:
-    values = {
-        "run": {"seed": seed},
-        "data": data,
-        "model": {"context_length": context},
-        "train": {"batch_size": rows},
-    }
-    return Config.model_validate(values)
-
-
-SOURCES = pytest.mark.parametrize(
-    "make",
-    [
-        lambda **values: places(200, **values),
-        lambda **values: places(200, bos=False, **values),
-        lambda **values: repeats(**values),
-        lambda **values: repeats(bos=False, **values),
-    ],
-    ids=["text", "text without bos", "repeats", "repeats without bos"],
-)
+MAKERS = {
+    "text": lambda **values: places(200, **values),
+    "text without bos": lambda **values: places(200, bos=False, **values),
+    "repeats": lambda **values: drawn("repeats", **values),
+    "repeats without bos": lambda **values: drawn("repeats", bos=False, **values),
+    "backcopy": lambda **values: drawn("backcopy", **values),
+    "backcopy without bos": lambda **values: drawn("backcopy", bos=False, **values),
+}
+SOURCES = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
 # Training batches
@@ -98,10 +54,10 @@ def test_targets_are_the_inputs_one_place_on_and_bos_is_input_only(make):
 
 @SOURCES
 def test_every_window_is_full(make):
-    source = make(rows=5)
+    source = make(rows=5, context=29)
     for step in range(1, 40):
         inputs_BT, targets_BT = source.batch(step)
-        assert inputs_BT.shape == targets_BT.shape == (5, source.T)
+        assert inputs_BT.shape == targets_BT.shape == (5, 29)
         assert not (targets_BT == IGNORED).any()
 
 
@@ -121,9 +77,9 @@ def test_data_leave_the_global_generators_alone(make):
     train=st.integers(T + 1, 8 * T), bos=st.booleans(), seed=st.integers(0, 2**40), epoch=st.integers(0, 50)
 )
 def test_an_epoch_covers_every_window_once(train, bos, seed, epoch):
-    source = places(train, bos=bos, seed=seed, rows=1)
-    W = source.windows
-    rows = [source.batch(epoch * W + i + 1).targets_BT[0].tolist() for i in range(W)]
+    source = places(train, bos=bos, seed=seed).sources["text"]
+    W = source.per_epoch
+    rows = source.windows(epoch * W, W).targets_BT.tolist()
     starts = sorted(row[0] for row in rows)
     assert all(row == list(range(row[0], row[0] + T)) for row in rows)
     assert all(after - before == T for before, after in pairwise(starts))
@@ -133,9 +89,9 @@ def test_an_epoch_covers_every_window_once(train, bos, seed, epoch):
 
 
 def test_epochs_come_in_different_orders_and_places():
-    source = places(20 * T, rows=1)
-    W = source.windows
-    epochs = [[source.batch(e * W + i + 1).targets_BT[0, 0].item() for i in range(W)] for e in range(20)]
+    source = places(20 * T).sources["text"]
+    W = source.per_epoch
+    epochs = [source.windows(e * W, W).targets_BT[:, 0].tolist() for e in range(20)]
     assert len({tuple(starts) for starts in epochs}) == 20
     assert len({starts[0] % T for starts in epochs}) > 5
     assert all(starts != sorted(starts) for starts in epochs)
@@ -144,19 +100,16 @@ def test_epochs_come_in_different_orders_and_places():
 @pytest.mark.parametrize("bos", [True, False])
 @pytest.mark.parametrize("train", [T + 1, 2 * T - 1, 2 * T, 2 * T + 1, 3 * T, 5 * T + 3])
 def test_over_the_epochs_every_token_becomes_a_target(train, bos):
-    source = places(train, bos=bos, rows=50)
-    seen = set()
-    for step in range(1, 50):
-        seen |= set(source.batch(step).targets_BT.flatten().tolist())
-    assert seen == set(range(0 if bos else 1, train))
+    windows = places(train, bos=bos).sources["text"].windows(0, 2450)
+    assert set(windows.targets_BT.flatten().tolist()) == set(range(0 if bos else 1, train))
 
 
-@given(step=st.integers(1, 40), rows=st.sampled_from([1, 2, 3, 6]))
-def test_how_a_batch_is_cut_does_not_change_the_order_of_windows(step, rows):
-    whole = places(300, rows=6).batch(step)
-    cut = places(300, rows=rows)
-    parts = [cut.batch((step - 1) * (6 // rows) + i + 1) for i in range(6 // rows)]
-    assert torch.equal(whole.targets_BT, torch.cat([part.targets_BT for part in parts]))
+@given(first=st.integers(0, 200), parts=st.lists(st.integers(1, 30), min_size=1, max_size=6))
+def test_how_windows_of_text_are_cut_into_batches_does_not_change_their_order(first, parts):
+    source, cut = places(300).sources["text"], places(300).sources["text"]
+    firsts = [first + sum(parts[:i]) for i in range(len(parts))]
+    pieces = [cut.windows(*place).targets_BT for place in zip(firsts, parts, strict=True)]
+    assert torch.equal(source.windows(first, sum(parts)).targets_BT, torch.cat(pieces))
 
 
 def test_training_never_sees_validation():
@@ -237,8 +190,8 @@ def test_probe_text_is_validation_text_of_the_length_asked_the_same_every_time(m
         assert (
             (text_BT[:, 0] == bos).all() if with_bos else not (text_BT == (-1 if bos is None else bos)).any()
         )
-        full = source.probe_text(sequences, source.T, with_bos)
-        assert full.shape == (sequences, source.T)
+        full = make(context=36).probe_text(sequences, 36, with_bos)
+        assert full.shape == (sequences, 36)
 
 
 def test_probe_text_is_spread_over_the_validation_part():
@@ -250,44 +203,9 @@ def test_probe_text_is_spread_over_the_validation_part():
 
 def test_symbols_are_the_tokens_of_the_training_part():
     assert places(70, 40).symbols.tolist() == list(range(70))
-    assert repeats().symbols.tolist() == list(range(64))
-    assert repeats(bos=False, tokenizer="byte").symbols.tolist() == list(range(256))
 
 
-# Repeats
-
-
-def period(row: list[int]) -> int:
-    """The shortest distance at which a sequence equals itself."""
-    return next(p for p in range(1, len(row) + 1) if row[p:] == row[:-p])
-
-
-@pytest.mark.parametrize("bos", [True, False])
-@pytest.mark.parametrize("context", [17, 32, 64])
-def test_repeats_have_a_period_from_8_to_half_the_context_all_of_them_in_use(context, bos):
-    source = repeats(bos, rows=400, context=context)
-    inputs_BT, targets_BT = source.batch(1)
-    whole = targets_BT if bos else torch.cat([inputs_BT[:, :1], targets_BT], dim=1)
-    assert {period(row) for row in whole.tolist()} == set(range(8, context // 2 + 1))
-
-
-def test_blocks_are_drawn_evenly_from_the_whole_alphabet():
-    first_N = torch.cat([repeats(rows=400).batch(step).targets_BT[:, :8].flatten() for step in range(1, 5)])
-    counts = first_N.bincount(minlength=64)
-    assert len(counts) == 64
-    assert counts.min() > 0.6 * len(first_N) / 64
-    assert counts.max() < 1.4 * len(first_N) / 64
-
-
-def test_validation_repeats_are_none_of_the_training_repeats():
-    source = repeats(rows=64)
-    seen = {tuple(row) for step in range(1, 30) for row in source.batch(step).targets_BT.tolist()}
-    validation = {tuple(row) for batch in source.validation(50) for row in batch.targets_BT.tolist()}
-    assert len(seen) == 29 * 64
-    assert len(validation) == 256
-    assert not seen & validation
-
-
-def test_a_share_of_validation_repeats_is_as_large_as_asked():
-    assert sum(len(batch.targets_BT) for batch in repeats().validation(7, 32 * 30)) == 30
-    assert sum(len(batch.targets_BT) for batch in repeats().validation(7, 10**9)) == 256
+@pytest.mark.parametrize("name", ["repeats", "backcopy"])
+def test_symbols_of_what_is_drawn_are_all_that_the_tokenizer_has(name):
+    assert drawn(name).symbols.tolist() == list(range(64))
+    assert drawn(name, bos=False, tokenizer="byte").symbols.tolist() == list(range(256))

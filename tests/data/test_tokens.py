@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from configs import UserError
 from configs.schema import Data
-from data.tokens import Tokens, prepare
+from data.tokenizers import make_tokenizer
+from data.tokens import Tokens
+from data.tokens import prepare as prepare_with
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +26,12 @@ TEXT = "".join(f"{i} times {i} is {i * i}. " for i in range(100))
 
 def config(folder: Path, **values) -> Data:
     return Data(**{"source": "text", "path": "the.txt", "cache_dir": str(folder / "cache"), **values})
+
+
+def prepare(config: Data, text: str, T: int) -> Tokens:
+    """With the tokenizer that `text` alone would have."""
+    tokenizer = make_tokenizer(config.tokenizer, config.bos, "".join(sorted(set(text))))
+    return prepare_with(config, config.source, text, tokenizer, T)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -87,6 +95,15 @@ def test_a_changed_text_or_setting_never_meets_the_old_tokens(change, tmp_path, 
     assert new.fingerprint != old.fingerprint
     assert text_of(new) == text
     assert contents(cached) == before
+
+
+def test_another_tokenizer_for_the_same_text_never_meets_the_old_tokens(tmp_path, cached):
+    """One tokenizer serves all texts of a run: what else it knows moves the ids."""
+    wider = make_tokenizer("char", True, "".join(sorted({*TEXT, "!"})))
+    tokens = prepare_with(config(tmp_path), "text", TEXT, wider, 17)
+    assert tokens.fingerprint != cached.name
+    assert text_of(tokens) == TEXT
+    assert tokens.tokenizer is wider
 
 
 @pytest.mark.parametrize("path", ["other.txt", "the.txt"])
@@ -224,7 +241,7 @@ def test_a_longer_context_is_checked_against_tokens_that_are_there_already(tmp_p
 PREPARE = """
 import sys
 from configs.schema import Data
-from data.tokens import prepare
+from tests.data.test_tokens import prepare
 text = open(sys.argv[1]).read()
 for round in range(25):
     config = Data(source="text", path=sys.argv[1], cache_dir=f"{sys.argv[2]}/{round}")

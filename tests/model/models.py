@@ -28,6 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "init": "zero_residual",
     },
     "grouped": {"norm": "rmsnorm", "n_kv_head": 2, "d_mlp": 20, "rope_theta": 100.0},
+    "gated": {"n_kv_head": 2, "sink": "learned", "gate": True},
     "attention only": {"position": "learned", "mlp": "none", "n_kv_head": 1, "d_head": 5, "qk_norm": True},
 }
 

@@ -48,7 +48,10 @@ class ByHand:
             q, k = (self.c.qk_gain * rms_normed(x) for x in (q, k))
         if self.c.position == "rotary":
             q, k = (turned(x, self.c.rope_theta) for x in (q, k))
-        out_BHTD = attention(q, k, v, scale=1 / math.sqrt(D)).out_BHTD
+        sink_H = self.weights.get(f"{name}.sink_H")
+        out_BHTD = attention(q, k, v, scale=1 / math.sqrt(D), sink_H=sink_H).out_BHTD
+        if self.c.gate:
+            out_BHTD = torch.sigmoid(self.linear(x_BTC, f"{name}.W_gate")).mT[..., None] * out_BHTD
         return self.linear(torch.cat(list(out_BHTD.unbind(1)), dim=-1), f"{name}.W_o")
 
     def mlp(self, x_BTC: Tensor, name: str) -> Tensor:

@@ -21,9 +21,9 @@ def assert_normal(x: Tensor, std: float, name: str) -> None:
 
 def test_gpt2_draws_everything_from_one_width_but_the_residual_projections() -> None:
     """Radford et al. 2019: 0.02, and 0.02 / sqrt(2 L) for what is added to the residual stream."""
-    model = build("gpt2", **WIDE)
+    model = build("gpt2", **WIDE, sink="learned", gate=True)
     for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
+        if name.endswith(("bias", "sink_H")):
             assert (parameter == 0).all(), name
         elif "norm" in name:
             assert (parameter == 1).all(), name
@@ -34,9 +34,9 @@ def test_gpt2_draws_everything_from_one_width_but_the_residual_projections() -> 
 
 @pytest.mark.parametrize("changes", [{}, {"position": "learned", "norm": "layernorm", "mlp": "gelu"}])
 def test_zero_residual_draws_by_fan_in_and_starts_every_branch_at_zero(changes: dict) -> None:
-    model = build("modern", **WIDE, **changes)
+    model = build("modern", **WIDE, **changes, sink="learned", gate=True)
     for name, parameter in model.named_parameters():
-        if name.endswith(("W_o.weight", "W_out.weight", "head.weight")):
+        if name.endswith(("W_o.weight", "W_out.weight", "head.weight", "sink_H")):
             assert (parameter == 0).all(), name
         elif "embedding" in name:
             assert_normal(parameter, 1.0, name)

@@ -134,7 +134,7 @@ def test_every_preset_trains_and_starts_as_good_as_guessing(path, tmp_path):
             "model.n_head": 2,
             "model.d_model": 16,
             "train.steps": 2,
-            "train.batch_size": 2,
+            "train.batch_size": 8,
         },
         **{"eval.tokens": 500, "probe.sequences": 2, "log.every": 1},
         **{"run.dir": tmp_path / "run", "data.cache_dir": tmp_path / "cache"},

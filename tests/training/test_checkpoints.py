@@ -68,7 +68,9 @@ def two(tmp_path) -> Path:
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize(
-    "values", [{}, {"tie_embeddings": True, "bias": True, "position": "learned"}], ids=str
+    "values",
+    [{}, {"tie_embeddings": True, "bias": True, "position": "learned"}, {"sink": "learned", "gate": True}],
+    ids=str,
 )
 def test_a_loaded_run_is_the_saved_one_and_goes_on_as_it_would_have(name, values, tmp_path):
     model, optimizers = make(name, **values)
@@ -194,7 +196,11 @@ def test_weights_alone_are_no_checkpoint_and_what_is_missing_is_named(tmp_path, 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("other", [{"d_model": 16}, {"n_layer": 3}, {"n_layer": 1}, {"bias": True}], ids=str)
+@pytest.mark.parametrize(
+    "other",
+    [{"d_model": 16}, {"n_layer": 3}, {"n_layer": 1}, {"bias": True}, {"sink": "learned"}, {"gate": True}],
+    ids=str,
+)
 def test_weights_of_another_model_are_refused_with_both_shapes(two, other):
     model, optimizers = make(**other)
     before = weights(model)
