@@ -97,6 +97,12 @@ def test_shares_by_hand(options, expected):
     assert distribution(logits, **options).tolist() == pytest.approx(expected)
 
 
+def test_of_many_equally_likely_tokens_the_first_go_first_and_an_exact_share_is_enough():
+    """Quarters and their sums are exact; PyTorch's plain sort shuffles equal numbers of a long row."""
+    assert distribution(torch.zeros(4), top_p=0.5).tolist() == [0.5, 0.5, 0, 0]
+    assert distribution(torch.zeros(5000), top_k=4, top_p=0.75).nonzero().flatten().tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("options", [{"top_k": 0}, {"top_k": 8}, {"top_p": 1.0}, {"top_k": 99, "top_p": 1}])
 def test_limits_that_exclude_nothing_change_nothing(options):
     """Also a token of 1e-30, which a sum that reaches 1 before it would lose."""

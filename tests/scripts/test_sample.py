@@ -9,11 +9,13 @@ from codecs import iterdecode
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import UserError
 from data.tokenizers import ByteTokenizer, CharTokenizer
+from model.layers import Linear
 from scripts.sample import main
 from tests.configs.test_cli import PROBE
 from tests.runs.tiny import ROOT, start
@@ -81,6 +83,23 @@ def test_every_option_reaches_the_text(runs, say):
     assert greedy == say(*argv, "--top_k", "1") == say(*argv, "--top_p", "1e-9")
     assert greedy != say(*argv, "--temperature", "0", "--checkpoint", "0")
     assert say(*argv, "--temperature", "0", "--checkpoint", "5") == greedy
+
+
+def test_the_cache_is_used_unless_it_is_switched_off(runs, say, monkeypatch):
+    monkeypatch.delattr("model.generate.KVCache")
+    say(runs["char"], "--tokens", "2", "--no_cache")
+    with pytest.raises(NameError):
+        say(runs["char"], "--tokens", "2")
+
+
+def test_a_run_in_bf16_is_read_in_float32(tmp_path, say, capfd, monkeypatch):
+    used = set()
+    run = start(tmp_path, train={"steps": 1, "precision": "bf16"}, eval={"every": 0}, probe={"every": 0})
+    capfd.readouterr()
+    forward = Linear.forward
+    monkeypatch.setattr(Linear, "forward", lambda self, x: used.add(self.compute_dtype) or forward(self, x))
+    say(run, "--tokens", "2")
+    assert used == {torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -257,7 +276,9 @@ def test_so_does_a_refusal(argv, runs, tmp_path):
 def test_text_arrives_while_it_is_drawn_and_a_reader_who_has_enough_ends_it_quietly(runs):
     """A text of a billion tokens ends only because the pipe does."""
     command = [sys.executable, "-m", "scripts.sample", runs["byte"], "--prompt", "-€", "--tokens", str(10**9)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, env=buffered, stdout=pipe, stderr=pipe) as process:
         assert process.stdout.read(100).startswith("-€".encode())
         process.stdout.close()
         process.wait(timeout=60)
