@@ -149,6 +149,11 @@ def read_yaml(path: Path, missing: str) -> dict[str, Any]:
     return {name: keys or {} for name, keys in values.items()}
 
 
+def load_config(folder: Path) -> Config:
+    """The configuration of a run. Raises `UserError` where the folder is no run."""
+    return validate(read_yaml(folder / "config.yaml", f"{folder} is no run folder: it has no config.yaml"))
+
+
 def presets() -> list[str]:
     """Names of the preset files in configs/."""
     return sorted(path.name for path in Path(__file__).parent.glob("*.yaml"))

@@ -22,12 +22,17 @@ class CharTokenizer:
         """Ids, int64."""
         if unknown := sorted(set(text) - set(self.characters)):
             listed = " ".join(map(repr, unknown[:20]))
-            raise UserError(f"characters that the tokenizer does not know: {listed}")
+            known = self.characters if self.vocab_size < 200 else self.characters[:200] + " ..."
+            raise UserError(f"characters that the tokenizer does not know: {listed}; it knows {known!r}")
         return np.fromiter(map(self._ids.__getitem__, text), np.int64, len(text))
 
     def decode(self, ids: Any) -> str:
         """Text, without BOS."""
         return "".join(self.characters[i] for i in ids if i != self.bos)
+
+    def decode_bytes(self, ids: Any) -> bytes:
+        """The text in UTF-8."""
+        return self.decode(ids).encode()
 
     def to_json(self) -> dict[str, Any]:
         """What `load_tokenizer` needs."""
@@ -47,7 +52,11 @@ class ByteTokenizer:
 
     def decode(self, ids: Any) -> str:
         """Text, without BOS; bytes that are no UTF-8 become U+FFFD."""
-        return bytes(int(i) for i in ids if i != self.bos).decode(errors="replace")
+        return self.decode_bytes(ids).decode(errors="replace")
+
+    def decode_bytes(self, ids: Any) -> bytes:
+        """The bytes themselves, which may end within a character."""
+        return bytes(int(i) for i in ids if i != self.bos)
 
     def to_json(self) -> dict[str, Any]:
         """What `load_tokenizer` needs."""

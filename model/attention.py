@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from configs.schema import Model as ModelConfig
 from model.backends import BACKENDS, choose
+from model.cache import LayerCache
 from model.layers import Linear
 from model.positions import Rotary
 
@@ -64,15 +65,18 @@ class CausalSelfAttention(nn.Module):
         self.heads = nn.Identity()
         self.observers: list[Callable[[Observation], None]] = []
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        """Attention output `B x T x C`, before the residual sum."""
+    def forward(self, x_BTC: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """Attention output `B x T x C`, before the residual sum; `cache` has the places before these."""
         # Kernels run in float32 whatever the linear layers use: PyTorch's CPU kernel is slower in bfloat16,
         # and the statistics are computed from exactly these tensors.
         q_BHTD, k_BGSD, v_BGSD = (self._split(W(x_BTC)).float() for W in (self.W_q, self.W_k, self.W_v))
         if self.qk_norm:
             q_BHTD, k_BGSD = (F.rms_norm(x, (self.d_head,)) for x in (q_BHTD, k_BGSD))
+        if cache is not None:
+            k_BGSD, v_BGSD = cache.extend(k_BGSD, v_BGSD)
         if self.rotary is not None:
-            q_BHTD, k_BGSD = self.rotary(q_BHTD), self.rotary(k_BGSD)
+            first = k_BGSD.size(2) - q_BHTD.size(2)
+            q_BHTD, k_BGSD = self.rotary(q_BHTD, first), self.rotary(k_BGSD)
         options = {"scale": self.scale, "sink_H": self.sink_H}
         dropout_p = self.dropout if self.training else 0.0
         attend, wants_lse = BACKENDS[self.backend], bool(self.observers)

@@ -16,9 +16,9 @@ class Rotary(nn.Module):
         self.cos_TF: Tensor
         self.sin_TF: Tensor
 
-    def forward(self, x_BHTD: Tensor) -> Tensor:
-        """`x_BHTD` turned, same shape, in the precision of the tables."""
-        T = x_BHTD.size(2)
-        cos, sin = self.cos_TF[:T], self.sin_TF[:T]
+    def forward(self, x_BHTD: Tensor, first: int = 0) -> Tensor:
+        """`x_BHTD`, which stands at the places from `first` on, turned: same shape, the tables' precision."""
+        last = first + x_BHTD.size(2)
+        cos, sin = self.cos_TF[first:last], self.sin_TF[first:last]
         left, right = x_BHTD.chunk(2, dim=-1)
         return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)

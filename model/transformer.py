@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from configs.schema import Model as ModelConfig
 from model.attention import CausalSelfAttention
+from model.cache import KVCache, LayerCache
 from model.layers import Linear, make_norm
 
 
@@ -40,9 +41,9 @@ class Block(nn.Module):
         if self.has_mlp:
             self.mlp_norm, self.mlp = make_norm(config), MLP(config)
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
+    def forward(self, x_BTC: Tensor, cache: LayerCache | None = None) -> Tensor:
         """The residual stream after this block."""
-        x_BTC = x_BTC + self.dropout(self.attention(self.attention_norm(x_BTC)))
+        x_BTC = x_BTC + self.dropout(self.attention(self.attention_norm(x_BTC), cache))
         return x_BTC + self.dropout(self.mlp(self.mlp_norm(x_BTC))) if self.has_mlp else x_BTC
 
 
@@ -63,16 +64,18 @@ class GPT(nn.Module):
             self.head.weight = self.token_embedding.weight
         self._initialise(generator or torch.Generator().manual_seed(0))
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Next-token logits `B x T x V`, float32."""
+    def forward(self, tokens_BT: Tensor, cache: KVCache | None = None) -> Tensor:
+        """Next-token logits `B x T x V`, float32; the tokens go on from those in `cache` and join them."""
         x_BTC = self.token_embedding(tokens_BT)
         if self.position_embedding is not None:
-            x_BTC = x_BTC + self.position_embedding.weight[: tokens_BT.size(1)]
+            first = cache.length if cache else 0
+            x_BTC = x_BTC + self.position_embedding.weight.narrow(0, first, tokens_BT.size(1))
         if self.config.embed_norm:
             x_BTC = F.rms_norm(x_BTC, (self.config.d_model,))
         x_BTC = self.dropout(x_BTC)
-        for block in self.blocks:
-            x_BTC = block(x_BTC)
+        layers = cache.layers if cache else [None] * len(self.blocks)
+        for block, layer in zip(self.blocks, layers, strict=True):
+            x_BTC = block(x_BTC, layer)
         logits_BTV, cap = self.head(self.final_norm(x_BTC)).float(), self.config.logit_softcap
         return cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
 

@@ -1,5 +1,6 @@
 """Thin commands: `python -m scripts.NAME --help`. Slow imports come after the words are read."""
 
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -8,12 +9,14 @@ from configs import UserError
 from configs.cli import Parser
 
 
-def serve(parser: Parser, work: Callable[[Namespace], None]) -> None:
-    """Read the command line and do the work; a wrong request is one line and exit code 2."""
+def serve(parser: Parser, work: Callable[[Namespace], None], argv: list[str] | None = None) -> None:
+    """Read the command line (or `argv`) and do the work; a wrong request is one line and exit code 2."""
     try:
-        work(parser.parse_args())
+        work(parser.parse_args(argv))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # as in `| head`: the reader has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end of Python
     except KeyboardInterrupt:
         sys.exit(130)

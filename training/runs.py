@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from configs.cli import read_yaml, validate
+from configs.cli import load_config
 from configs.schema import Config
 from data.tokenizers import Tokenizer, load_tokenizer
 from model.transformer import GPT
@@ -21,11 +21,6 @@ class SavedRun:
     tokenizer: Tokenizer
     model: GPT
     step: int
-
-
-def load_config(folder: Path) -> Config:
-    """The configuration of a run. Raises `UserError` where the folder is no run."""
-    return validate(read_yaml(folder / "config.yaml", f"{folder} is no run folder: it has no config.yaml"))
 
 
 def load_run(folder: str | Path, step: int | None = None) -> SavedRun:
