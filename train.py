@@ -13,7 +13,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,7 +33,8 @@ from training import Stopped, checkpoints
 from training.evaluation import evaluate
 from training.folder import create, has_begun, refuse_used
 from training.guards import first_nonfinite, interruptible, nonfinite_parameters
-from training.loggers import JsonLines, replace_text
+from training.loggers import replace_text
+from training.mirror import MirroredLog
 from training.optimizers import make_optimizers
 from training.schedules import rate_share
 
@@ -64,8 +64,8 @@ def main(request: Request) -> int:
                 resume(run)
             replace_text(run.folder / "config.yaml", to_yaml(run.config))
         describe(run)
-        log = JsonLines(run.folder / "metrics.jsonl", -1 if fresh else run.state.step)
-        with closing(log), interruptible() as interrupted:
+        log = MirroredLog(run.folder, -1 if fresh else run.state.step, run.config, run.state.wandb_id)
+        with log, interruptible() as interrupted:
             loop(run, log, interrupted, fresh)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -129,7 +129,7 @@ def describe(run: Run) -> None:
     print(f"  train  {c.train.steps:,} steps x {tokens:,} tokens = {c.train.steps * tokens:,}", flush=True)
 
 
-def loop(run: Run, log: JsonLines, interrupted: Callable[[], bool], fresh: bool) -> None:
+def loop(run: Run, log: MirroredLog, interrupted: Callable[[], bool], fresh: bool) -> None:
     """Train from `run.state` to the last step, or to a signal; both end with a checkpoint."""
     c, state = run.config, run.state
     step_tokens = c.global_batch * c.model.context_length
@@ -186,7 +186,7 @@ def update(run: Run, step: int, share: float) -> tuple[float, float]:
     return loss, grad_norm.item()
 
 
-def look(run: Run, log: JsonLines, bar: tqdm, interrupted: Callable[[], bool]) -> bool:
+def look(run: Run, log: MirroredLog, bar: tqdm, interrupted: Callable[[], bool]) -> bool:
     """Evaluate, probe and save where this step asks for it; nothing that the next update will notice.
 
     True if a signal has come; this step has been saved then.
@@ -214,6 +214,7 @@ def look(run: Run, log: JsonLines, bar: tqdm, interrupted: Callable[[], bool]) -
         bar.write(f"step {state.step:>6}  {summary(record)}")
         elapsed = time.perf_counter() - started
         state.telemetry_seconds, state.seconds = state.telemetry_seconds + elapsed, state.seconds + elapsed
+    log.flush()
     stopping = interrupted()
     if save or stopping:
         if broken := nonfinite_parameters(run.model):
