@@ -207,6 +207,8 @@ def test_a_key_in_netrc_counts(tmp_path, monkeypatch):
 
 
 def test_online_a_run_goes_on_under_its_id_and_every_step_stands_there_once(tmp_path, monkeypatch):
+    drawn, draw = [], mirror.draw
+    monkeypatch.setattr(mirror, "draw", lambda title, rows: drawn.append(title) or draw(title, rows))
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     with serving() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
@@ -216,6 +218,7 @@ def test_online_a_run_goes_on_under_its_id_and_every_step_stands_there_once(tmp_
             write(log, 7, 12)
     assert [row["_step"] for row in server.rows] == list(range(13))
     assert server.names == {"0123abcd"}
+    assert len(drawn) == len({*drawn}) == 8  # what the server has is not sent again
     assert [row["train/loss"] for row in server.rows[1:]] == [1 / (step + 3) for step in range(1, 13)]
 
 
@@ -339,6 +342,28 @@ def test_whatever_breaks_on_the_way_the_records_go_on_after_at_most_one_warning(
         write(log, 5, 12)
     assert len(capfd.readouterr().err.splitlines()) == warnings
     assert steps_in_records(tmp_path / "run") == list(range(13))
+
+
+WITHOUT_NETWORK = """
+import sys
+from pathlib import Path
+from tests.training.test_mirror import log_of, write
+with log_of(Path(sys.argv[1]), wandb="online") as log:
+    write(log, 0, 12)
+"""
+
+
+@pytest.mark.slow
+def test_without_a_network_the_process_has_ended_after_20_seconds_too(tmp_path):
+    """What wandb does at the exit of the interpreter would take longer than that."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        environment = {**os.environ, "WANDB_API_KEY": KEY, "WANDB_BASE_URL": url}
+        del environment["WANDB_ERROR_REPORTING"]
+        command = [sys.executable, "-c", WITHOUT_NETWORK, str(tmp_path / "run")]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0
+    assert done.stderr.count("\n") == 1
 
 
 WITHOUT_SERVICE = """
