@@ -13,7 +13,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,7 +34,8 @@ from training import Stopped, checkpoints
 from training.evaluation import evaluate
 from training.folder import create, has_begun, refuse_used
 from training.guards import first_nonfinite, interruptible, nonfinite_parameters
-from training.loggers import JsonLines, replace_text
+from training.loggers import replace_text
+from training.mirror import MirroredLog
 from training.optimizers import make_optimizers
 from training.schedules import rate_share
 
@@ -65,11 +65,11 @@ def main(request: Request) -> int:
                 resume(run)
             replace_text(run.folder / "config.yaml", to_yaml(run.config))
         describe(run)
-        log = JsonLines(run.folder / "metrics.jsonl", -1 if fresh else run.state.step)
-        with closing(log), interruptible() as interrupted:
+        log = MirroredLog(run.folder, -1 if fresh else run.state.step, run.config, run.state.wandb_id)
+        with log, interruptible() as interrupted:
             loop(run, log, interrupted, fresh)
             if finished := run.state.step == run.config.train.steps:
-                conclude(run)
+                conclude(run, log)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -131,7 +131,7 @@ def describe(run: Run) -> None:
     print(f"  train  {c.train.steps:,} steps x {tokens:,} tokens = {c.train.steps * tokens:,}", flush=True)
 
 
-def loop(run: Run, log: JsonLines, interrupted: Callable[[], bool], fresh: bool) -> None:
+def loop(run: Run, log: MirroredLog, interrupted: Callable[[], bool], fresh: bool) -> None:
     """Train from `run.state` to the last step, or to a signal; both end with a checkpoint."""
     c, state = run.config, run.state
     step_tokens = c.global_batch * c.model.context_length
@@ -188,7 +188,7 @@ def update(run: Run, step: int, share: float) -> tuple[float, float]:
     return loss, grad_norm.item()
 
 
-def look(run: Run, log: JsonLines, bar: tqdm, interrupted: Callable[[], bool]) -> bool:
+def look(run: Run, log: MirroredLog, bar: tqdm, interrupted: Callable[[], bool]) -> bool:
     """Evaluate, probe and save where this step asks for it; nothing that the next update will notice.
 
     True if a signal has come; this step has been saved then.
@@ -216,6 +216,7 @@ def look(run: Run, log: JsonLines, bar: tqdm, interrupted: Callable[[], bool]) -
         bar.write(f"step {state.step:>6}  {summary(record)}")
         elapsed = time.perf_counter() - started
         state.telemetry_seconds, state.seconds = state.telemetry_seconds + elapsed, state.seconds + elapsed
+    log.flush()
     stopping = interrupted()
     if save or stopping:
         if broken := nonfinite_parameters(run.model):
@@ -225,12 +226,13 @@ def look(run: Run, log: JsonLines, bar: tqdm, interrupted: Callable[[], bool]) -
     return stopping
 
 
-def conclude(run: Run) -> None:
+def conclude(run: Run, log: MirroredLog) -> None:
     """What the run has come to, head by head."""
     c, about = run.config, {"run": run.folder.name, "step": run.state.step}
     if run.probes is not None:
         heads = describe_heads(run.model, run.probes, c.data.bos, c.run.seed, about)
         replace_text(run.folder / "heads.json", json.dumps(heads, allow_nan=False))
+        log.heads(heads)
 
 
 def due(every: int, step: int, last: int) -> bool:

@@ -25,6 +25,7 @@ def test_the_statistic_of_the_page_reaches_the_record_from_a_script_of_ones_own(
         "--train.batch_size": 2,
         "--probe.sequences": 2,
         "--eval.every": 0,
+        "--log.wandb": "disabled",
     }
     words = [str(word) for pair in options.items() for word in pair]
     command = [sys.executable, str(script), "--config", str(ROOT / "configs" / "induction.yaml"), *words]

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ class State:
     telemetry_seconds: float = 0.0
     best: tuple[float, int] | None = None
     fingerprint: str = ""  # of the data
+    wandb_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])  # under which the run is mirrored
     environment: dict[str, Any] = field(default_factory=environment)
 
 

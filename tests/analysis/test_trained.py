@@ -18,7 +18,7 @@ PRESET = Path(train.__file__).parent / "configs/induction.yaml"
 STEPS = 250
 ARGUMENTS = (
     f"--train.steps {STEPS} --train.precision fp32 --optimizer.warmup_steps 10 --optimizer.decay_share 0 "
-    "--eval.every 0 --probe.every 0 --checkpoint.every 0"
+    "--eval.every 0 --probe.every 0 --checkpoint.every 0 --log.wandb disabled"
 )
 
 

@@ -136,7 +136,7 @@ def test_every_preset_trains_and_starts_as_good_as_guessing(path, tmp_path):
             "train.steps": 2,
             "train.batch_size": 8,
         },
-        **{"eval.tokens": 500, "probe.sequences": 2, "log.every": 1},
+        **{"eval.tokens": 500, "probe.sequences": 2, "log.every": 1, "log.wandb": "disabled"},
         **{"run.dir": tmp_path / "run", "data.cache_dir": tmp_path / "cache"},
     }
     assert train.main(parse(["--config", str(path), *words(small)])) == 0
@@ -150,7 +150,11 @@ def test_every_preset_trains_and_starts_as_good_as_guessing(path, tmp_path):
 @pytest.mark.slow
 def test_induction_appears_on_repeats_with_two_layers(tmp_path):
     path = ROOT / "configs" / "induction.yaml"
-    argv = ["--config", str(path), *words({"run.dir": tmp_path / "run", "eval.every": 0})]
+    argv = [
+        "--config",
+        str(path),
+        *words({"run.dir": tmp_path / "run", "eval.every": 0, "log.wandb": "disabled"}),
+    ]
     assert train.main(parse(argv)) == 0
     first, *_, end = records(tmp_path / "run", "attention")
     assert end["model"]["repeat_loss_2"] < 0.5 < first["model"]["repeat_loss_2"]
@@ -162,6 +166,7 @@ def test_induction_appears_on_repeats_with_two_layers(tmp_path):
 def test_a_preset_in_half_precision_on_several_threads_goes_on_bit_for_bit(tmp_path, monkeypatch):
     threads, folders = torch.get_num_threads(), [tmp_path / name for name in ("whole", "pieces")]
     more = {"train.steps": 12, "data.cache_dir": tmp_path / "cache", "eval.every": 0, "model.dropout": 0.1}
+    more["log.wandb"] = "disabled"
     argv = [
         ["--config", str(ROOT / "configs/shakespeare.yaml"), *words({**more, "run.dir": f})] for f in folders
     ]

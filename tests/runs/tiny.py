@@ -33,6 +33,7 @@ SMALL = {
     "probe.sequences": 2,
     "checkpoint.every": 5,
     "log.every": 1,
+    "log.wandb": "disabled",
 }
 TIMES = {"seconds", "tokens_per_s", "telemetry_share"}  # what may differ between equal runs
 

@@ -91,6 +91,18 @@ def test_a_loaded_run_is_the_saved_one_and_goes_on_as_it_would_have(name, values
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
+def test_a_checkpoint_from_before_runs_had_an_id_elsewhere_loads(two):
+    path = path_of(two, 2)
+    state = json.loads((path / "state.json").read_text())
+    del state["wandb_id"]
+    (path / "state.json").write_text(json.dumps(state))
+    sums = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in FILES[:3]}
+    (path / "checksums.json").write_text(json.dumps(sums))
+    found, faults = load_newest(two, *make())
+    assert (found.step, faults) == (2, [])
+    assert found.wandb_id != State().wandb_id
+
+
 def test_moments_matter(tmp_path):
     """Else the test above would show nothing."""
     model, optimizers = make()

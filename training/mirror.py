@@ -1,0 +1,187 @@
+"""Weights & Biases as a mirror of metrics.jsonl: the same numbers, and heat maps of the heads.
+
+What goes wrong there never ends a run: one warning, and metrics.jsonl goes on. Every wait has a bound.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from configs.schema import Config
+from training.heatmap import draw
+from training.loggers import JsonLines, read_records
+
+SETTINGS: dict[str, Any] = {
+    **{"silent": True, "console": "off", "disable_git": True, "save_code": False, "x_disable_stats": True},
+    "symlink": False,  # absolute links would break where the run folder is moved
+    "x_transaction_log_flush_interval": 0.5,
+    "init_timeout": 6,  # seconds; a run never waits more than 20 in all
+    "finish_timeout": 8,
+    "finish_timeout_raises": True,
+}
+
+
+class MirroredLog(JsonLines):
+    """Writes each record to metrics.jsonl and then to Weights & Biases, as `log.wandb` wants it.
+
+    What a resumed run lacks there is taken from metrics.jsonl. Offline that is everything: Weights & Biases
+    cannot go on in the folder of before, so that one is removed once the new one has caught up.
+    """
+
+    def __init__(self, folder: Path, resume_from: int, config: Config, run_id: str):
+        super().__init__(folder / "metrics.jsonl", resume_from)
+        self._config, self._run = config, None
+        self._row, self._probed = -1, -1  # steps of the row that is open and of the last probe
+        if resume_from < 0:  # a start that was killed before its first checkpoint may have left one
+            shutil.rmtree(folder / "wandb", ignore_errors=True)
+        if config.log.wandb == "disabled":
+            return
+        with self._forgiving():
+            self._run = _open(folder, config, run_id)
+            for record in read_records(folder / "metrics.jsonl"):
+                self._mirror(record)
+            self.flush()
+            for old in (folder / "wandb").glob(f"*run-*-{run_id}*") if self._run else ():
+                if old.name != Path(self._run.sync_dir).name:
+                    shutil.rmtree(old)
+
+    def write(self, kind: str, step: int, **fields: Any) -> None:
+        """One record, as `JsonLines` has it; all records of a step make one row there."""
+        super().write(kind, step, **fields)
+        with self._forgiving():
+            self._mirror({"kind": kind, "step": step, **fields})
+
+    def flush(self) -> None:
+        """End the row of this step: a kill loses it no more, and nothing can be added to it."""
+        if self._run is not None and self._row >= 0:
+            with self._forgiving():
+                self._run.log({}, step=self._row, commit=True)
+        self._row = -1
+
+    def heads(self, document: dict[str, Any]) -> None:
+        """Show what heads.json holds as a table, one head a row."""
+        if self._run is None:
+            return
+        with self._forgiving():
+            from wandb import Table
+
+            names = list(document["heads"][0]["scores"])
+            table = Table(["layer", "head", "labels", *names])
+            for head in document["heads"]:
+                scores = (head["scores"][name] for name in names)
+                table.add_data(head["layer"], head["head"], ", ".join(head["labels"]), *scores)
+            # Bound beforehand it becomes no artifact, which would lie outside the run folder.
+            table.bind_to_run(self._run, "heads", "summary")
+            self._run.summary["heads"] = table
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close()
+        if self._run is not None:
+            with self._forgiving():
+                import wandb
+
+                self._run.finish(exit_code=int(kind is not None))
+                wandb.teardown()
+
+    def _mirror(self, record: dict[str, Any]) -> None:
+        run, step = self._run, record["step"]
+        if run is None:
+            return
+        values: dict[str, Any] = numbers(record)
+        if record["kind"] == "end":  # once a run, and replaced where the run goes on
+            run.summary.update(values)
+            return
+        pictured = record["kind"] == "attention" and self._pictured(step)
+        if step < run.starting_step:  # online: the server has it
+            return
+        if pictured:
+            from wandb import Image
+
+            pictures = {name: draw(f"{name}, step {step}", rows) for name, rows in record["scores"].items()}
+            values |= {f"heads/{name}": Image(picture) for name, picture in pictures.items()}
+        run.log(values, step=step)
+        self._row = step
+
+    def _pictured(self, step: int) -> bool:
+        """Whether this probe is the first, the last, or the next after a multiple of `log.image_every`."""
+        before, self._probed = self._probed, step
+        every = self._config.log.image_every or 0
+        at_ends = before < 0 or step == self._config.train.steps
+        return every > 0 and (at_ends or step // every > before // every)
+
+    @contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        try:
+            yield
+        except (Exception, SystemExit) as error:  # wandb may exit where its service has died
+            run, self._run = self._run, None
+            rest = "" if run is None else f"; for what it got so far: wandb sync {run.sync_dir}"
+            _warn(f"{_line(error)}; metrics.jsonl has everything{rest}")
+            with suppress(Exception, SystemExit):
+                import wandb
+
+                wandb.teardown()
+
+
+def numbers(record: dict[str, Any]) -> dict[str, float]:
+    """A record as Weights & Biases shows it: of the heads of each layer the mean and the largest score.
+
+    None, a number that is not finite, is left out; `attention/nonfinite` counts these.
+    """
+    kind, plain = record["kind"], {k: v for k, v in record.items() if isinstance(v, int | float)}
+    plain |= record.get("model", {})
+    plain |= {name: record["probe"][name] for name in ("nonfinite", "skipped_rows") if "probe" in record}
+    found = {f"{kind}/{name}": value for name, value in plain.items() if name != "step" and value is not None}
+    for name, rows in record.get("scores", {}).items():
+        for layer, row in enumerate(rows):
+            if finite := [score for score in row if score is not None]:
+                found[f"{kind}/{name}/layer{layer:02}"] = sum(finite) / len(finite)
+                found[f"{kind}/{name}/layer{layer:02}_max"] = max(finite)
+    return found
+
+
+def _open(folder: Path, config: Config, run_id: str) -> Any:
+    """The run, opened online or else offline; None where WANDB_MODE says that there is to be none."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # without a network it takes 20 s at the end
+    import wandb
+
+    asked = config.log.wandb
+    chosen = wandb.Settings(silent=True, **({} if asked == "auto" else {"mode": asked}))
+    mode, trouble = wandb.setup(chosen).settings.mode, ""
+    if mode == "disabled":
+        wandb.teardown()  # the next run of this process asks anew
+        return None
+    keywords: dict[str, Any] = {"project": config.log.project, "group": config.log.group, "resume": "allow"}
+    keywords |= {"id": run_id, "name": folder.resolve().name, "dir": str(folder.absolute())}
+    keywords |= {"config": config.model_dump(), "settings": wandb.Settings(**SETTINGS)}
+    if mode not in ("offline", "dryrun"):
+        try:
+            if wandb.login(prompt=False, verify=False):  # looks whether there is a key; asks nobody
+                run = wandb.init(mode="online", **keywords)
+                print(f"  wandb  {run.url}", flush=True)
+                return run
+            trouble = "" if asked == "auto" else "no API key: wandb login, or WANDB_API_KEY"
+        except Exception as error:
+            trouble = _line(error)
+            wandb.teardown()  # it would keep the id in use
+    run = wandb.init(mode="offline", **keywords)
+    if trouble:
+        _warn(f"{trouble}; it is kept offline, for later: wandb sync {run.sync_dir}")
+    return run
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _warn(message: str) -> None:
+    tqdm.write(f"warning: Weights & Biases: {message}", file=sys.stderr)
