@@ -1,8 +1,8 @@
-# make setup | make quickstart | make test | make test-slow | make lint
+# make setup | make quickstart | make test | make test-slow | make lint | make browser
 PYTHON ?= python3
 RUN := HF_HUB_OFFLINE=1 WANDB_MODE=offline .venv/bin/python
 
-.PHONY: setup quickstart test test-slow lint
+.PHONY: setup quickstart test test-slow lint browser
 
 setup: .venv/installed
 
@@ -25,3 +25,12 @@ lint: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+# For the tests of the report page; without a browser they are skipped.
+browser:
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium; \
+	else \
+		echo "no browser and no way to install one: as root on Debian or Ubuntu run 'make browser', elsewhere install Chromium so that 'chromium' is on the path" >&2; exit 1; \
+	fi

@@ -22,8 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+from analysis import report
 from analysis.heads import describe_heads
 from analysis.probes import Probes, make_probes, measure, summary
+from analysis.view import view
 from configs import UserError
 from configs.schema import Config
 from configs.seeds import seed_for
@@ -34,7 +36,7 @@ from training import Stopped, checkpoints
 from training.evaluation import evaluate
 from training.folder import create, has_begun, refuse_used
 from training.guards import first_nonfinite, interruptible, nonfinite_parameters
-from training.loggers import replace_text
+from training.loggers import read_records, replace_text
 from training.mirror import MirroredLog
 from training.optimizers import make_optimizers
 from training.schedules import rate_share
@@ -76,7 +78,11 @@ def main(request: Request) -> int:
     except (Stopped, OSError) as error:
         print(f"stopped: {error}", file=sys.stderr)
         return 1
-    print(f"{run.folder} is complete" if finished else f"interrupted; go on with --resume {run.folder}")
+    print(
+        f"{run.folder} is complete: open {run.folder / 'report.html'}"
+        if finished
+        else f"interrupted; go on with --resume {run.folder}"
+    )
     return 0 if finished else 130
 
 
@@ -227,12 +233,16 @@ def look(run: Run, log: MirroredLog, bar: tqdm, interrupted: Callable[[], bool])
 
 
 def conclude(run: Run, log: MirroredLog) -> None:
-    """What the run has come to, head by head."""
-    c, about = run.config, {"run": run.folder.name, "step": run.state.step}
+    """`heads.json` and `report.html`: what the run has come to."""
+    c, heads = run.config, None
     if run.probes is not None:
+        about = {"run": run.folder.name, "step": run.state.step}
         heads = describe_heads(run.model, run.probes, c.data.bos, c.run.seed, about)
         replace_text(run.folder / "heads.json", json.dumps(heads, allow_nan=False))
         log.heads(heads)
+    records = read_records(run.folder / "metrics.jsonl")
+    shown = view(run.folder.name, c, records, heads, run.model, run.source.tokenizer)
+    report.write(run.folder / "report.html", [shown])
 
 
 def due(every: int, step: int, last: int) -> bool:

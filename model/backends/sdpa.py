@@ -58,6 +58,8 @@ def _sink_as_key(q: Tensor, k: Tensor, v: Tensor, sink_H: Tensor, scale: float) 
 
 
 def _with_lse(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    # The operator reads beyond its inputs where numbers of one vector do not lie side by side (torch 2.13).
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
 
 

@@ -192,3 +192,18 @@ def test_lse_is_returned_only_on_request(backend: str) -> None:
     assert lse is None
     same, _ = BACKENDS[backend](q, k, v, scale=0.25, return_lse=True)
     torch.testing.assert_close(out, same, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 1, 2), (0, 3, 2, 1)])
+def test_the_order_of_the_numbers_in_memory_makes_no_difference(backend: str, axes: tuple[int, ...]) -> None:
+    """Rotary queries of two features lie apart; freed memory is NaN here, so that reading it shows."""
+    case, back = standard_case(64, 64, 1, "plain"), torch.tensor(axes).argsort().tolist()
+    q, k, v = (x.permute(axes).contiguous().permute(back) for x in case.inputs)
+    assert torch.equal(q, case.inputs[0])
+    for _ in range(20):
+        freed = [torch.full((2**power,), torch.nan) for power in range(4, 18) for _ in range(4)]
+        del freed
+        out, lse = BACKENDS[backend](q, k, v, return_lse=True, **case.options)
+        torch.testing.assert_close(out.double(), case.expected.out_BHTD, atol=1e-5, rtol=0)
+        torch.testing.assert_close(lse.double(), case.expected.lse_BHT, atol=1e-5, rtol=0)

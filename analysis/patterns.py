@@ -1,0 +1,71 @@
+"""The attention of all heads on one text, as it is: an explicit L x H x T x T array, for looking at."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from analysis.capture import observe
+from configs import UserError
+from data.tokenizers import Tokenizer
+from model.attention import Observation
+from model.backends import naive
+from model.transformer import GPT
+
+LONGEST_BLOCK, LONGEST_TEXT = 30, 128  # tokens: more cannot be read off a page
+SYMBOLS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
+
+
+def attention(model: GPT, tokens: Sequence[int]) -> Tensor:
+    """`A_LHTT`: weight of each query (row) on each key. With a sink logit rows sum to less than 1."""
+    layers: list[Tensor] = []
+
+    def collect(seen: Observation) -> None:
+        s_BHTS = naive.scores(seen.q_BHTD, seen.k_BGSD, seen.scale, seen.window, seen.segment)
+        layers.append(naive.softmax(s_BHTS, seen.sink_H)[0][0])
+
+    with model.reading(), observe(model, collect):
+        model(torch.tensor([tokens]))
+    return torch.stack(layers)
+
+
+def phrase(text: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """The beginning of a text: whole words, as far as spaces show where they begin and end."""
+    ends = [i + 1 for i, token in enumerate(text) if tokenizer.decode([token]).isspace()]
+    first = next((end for end in ends if end <= LONGEST_BLOCK // 2), 0)
+    last = max((end for end in ends if LONGEST_BLOCK // 2 < end - first <= LONGEST_BLOCK), default=None)
+    return list(text[first:last]) or list(text)
+
+
+def shuffled(symbols: Sequence[int]) -> list[int]:
+    """The distinct ones of `symbols` in an order that means nothing, the same each time."""
+    distinct = sorted({*symbols})
+    order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(0))
+    return [distinct[i] for i in order]
+
+
+def twice(block: Sequence[int], tokenizer: Tokenizer, context_length: int) -> list[int]:
+    """BOS, where there is one, and a block two times, cut to what fits: what an induction head answers to."""
+    bos = [] if tokenizer.bos is None else [tokenizer.bos]
+    block = block[: min(LONGEST_BLOCK, (context_length - len(bos)) // 2)]
+    return [*bos, *block, *block]
+
+
+def encode(text: str, tokenizer: Tokenizer, context_length: int) -> list[int]:
+    """`text` as it is, behind BOS where there is one. Raises `UserError` where it does not fit."""
+    tokens = [*([] if tokenizer.bos is None else [tokenizer.bos]), *tokenizer.encode(text).tolist()]
+    most = min(LONGEST_TEXT, context_length)
+    if not text or len(tokens) > most:
+        size = f"gives {len(tokens)} tokens" if text else "is empty"
+        raise UserError(f"the text {size}; with BOS it may have up to {most}")
+    return tokens
+
+
+def visible(tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:
+    """Each token as something to see: `␣` for a space, `\\xe9` for a byte that is no character."""
+    shown = []
+    for token in tokens:
+        text = tokenizer.decode([token])
+        text = f"\\x{token:02x}" if text == "\ufffd" else "".join(SYMBOLS.get(c, c) for c in text)
+        shown.append("BOS" if token == tokenizer.bos else text if text.isprintable() else repr(text)[1:-1])
+    return shown

@@ -1,0 +1,52 @@
+"""`report.html`: one run or several on one page, in one file that needs no network.
+
+Whatever a run brings along (names, corpus, labels) is text to the page, never markup.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+from plotly.offline import get_plotlyjs
+
+from analysis.view import KINDS, View
+
+MEANINGS = {
+    "induction": "weight on the token that followed the current one last time",
+    "previous": "weight on the token before",
+    "sink": "weight on the first token of a text",
+    "duplicate": "weight on earlier occurrences of the current token",
+    "current": "weight on the token itself",
+    "previous2": "weight on the token two before",
+    "sink_no_bos": "weight on the first token of a text without BOS",
+    "sink_rate": "share of texts whose first token gets over 0.3",
+    "entropy_normalized": "spread over the keys: 1 uniform, 0 a single key",
+    "entropy": "spread over the keys in nats",
+    "max_logit": "largest scaled score before the softmax",
+    "head_norm": "size of what the head adds, over the layer's mean",
+}
+RUN_COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"]
+SHARES = sorted({*MEANINGS} - {"entropy", "max_logit", "head_norm"})  # from 0 to 1 by definition
+DRAWN = ["name", "stages", "validated_on", "train", "eval", "probe", "best", "maps"]
+DRAWN += ["nulls", "chosen", "kind", "attention"]
+
+
+def write(path: Path, views: Sequence[View]) -> None:
+    """Write the page of `analysis.view.view` of each run."""
+    here = Path(__file__).parent
+    pages = jinja2.Environment(loader=jinja2.FileSystemLoader(here), autoescape=True, trim_blocks=True)
+    pages.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    pages.filters["score"] = lambda value: "none" if value is None else f"{value:.2f}"
+    runs = [{key: shown[key] for key in DRAWN} for shown in views]
+    page = pages.get_template("report.html.j2").render(
+        views=views,
+        kinds=KINDS,
+        meanings=MEANINGS,
+        colours=RUN_COLOURS,
+        label_colours=dict(KINDS.values()),
+        data={"runs": runs, "kinds": KINDS, "meanings": MEANINGS, "shares": SHARES, "colours": RUN_COLOURS},
+        plotly=get_plotlyjs(),
+        script=(here / "report.js").read_text(encoding="utf-8"),
+        style=(here / "report.css").read_text(encoding="utf-8"),
+    )
+    path.write_text(page, encoding="utf-8")

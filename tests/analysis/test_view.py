@@ -1,0 +1,194 @@
+"""What a page shows of a run: the numbers of its records, as many as fit, and gaps."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.patterns import attention as attention_of
+from analysis.view import KINDS, MOST_CELLS, MOST_PATTERNS, MOST_POINTS, best, smooth, thin, view
+from data.tokenizers import CharTokenizer
+from model.transformer import GPT
+from tests.analysis.made_up import SCORES, attention, config, heads, records, score
+from tests.model.models import build_random
+
+TOKENIZER = CharTokenizer("abcdefghij", bos=True)
+
+
+def shown(*, recorded=None, sections=None, **more):
+    """JSON, as the page gets it."""
+    found = view("run", config(**(sections or {})), records() if recorded is None else recorded, **more)
+    del found["config"]
+    return json.loads(json.dumps(found, allow_nan=False))
+
+
+def reading(L=2, H=2, context=32, **more):
+    sections = {"model": {"n_layer": L, "n_head": H, "d_model": 2 * H, "context_length": context}}
+    model = GPT(config(**sections).model, TOKENIZER.vocab_size)
+    return shown(recorded=records(L, H), sections=sections, model=model, tokenizer=TOKENIZER, **more)
+
+
+def test_every_number_of_every_record_is_there_to_four_digits():
+    page = shown()
+    assert page["maps"]["step"] == page["probe"]["step"] == [0, 100, 200, 300]
+    assert sorted(page["maps"]["scores"]) == sorted(SCORES)
+    for name, steps in page["maps"]["scores"].items():
+        for step, layers in zip(page["maps"]["step"], steps, strict=True):
+            expected = [[score(name, step, i, j) for j in range(2)] for i in range(2)]
+            assert layers == [pytest.approx(row, rel=5e-4) for row in expected]
+    assert page["probe"]["repeat_loss_2"] == [4.0, 3.0, 2.0, 1.0]
+    assert (page["eval"]["step"], page["eval"]["loss"]) == ([0, 300], [4.25, 1.25])
+    assert page["train"]["step"] == list(range(1, 301))
+    assert page["train"]["loss"] == pytest.approx([4 - step / 100 for step in range(1, 301)])
+
+
+def test_the_best_head_is_named_at_each_step():
+    found = records()
+    found[2]["scores"]["sink"] = [[None, 0.4], [0.9, 0.1]]
+    assert shown(recorded=found)["best"]["sink"][2] == [0.9, "1.0"]
+    assert shown(recorded=found)["best"]["sink"][3] == [0.33, "1.1"]
+    assert shown(recorded=found)["formed"] == {
+        k: None if k in ("induction", "previous") else 0 for k in KINDS
+    }
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [([[None, None]], None), ([[None, -2.0]], (-2.0, "0.1")), ([[0.0], [None]], (0.0, "0.0"))],
+)
+def test_heads_without_a_number_are_never_the_best(rows, expected):
+    assert best(rows) == expected
+
+
+@pytest.mark.parametrize("kind", ["attention", "train", "eval"])
+def test_one_record_alone_makes_a_view(kind):
+    record = next(record for record in records() if record["kind"] == kind)
+    page = shown(recorded=[record])
+    assert page["step"] == record["step"]
+    assert bool(page["heads"]) == (kind == "attention")
+
+
+def test_numbers_that_were_not_finite_are_gaps():
+    empty = {name: [[None, None], [None, None]] for name in SCORES}
+    page = shown(
+        recorded=[attention(0) | {"model": dict.fromkeys(attention(0)["model"])}, attention(100, **empty)]
+    )
+    assert page["best"]["induction"][1] is None
+    assert page["maps"]["scores"]["entropy"][1] == [[None, None], [None, None]]
+    assert page["probe"]["repeat_loss_2"] == [None, 3.0]
+
+
+def test_a_users_own_statistic_appears_also_where_earlier_records_lack_it():
+    own = [[0.5, -7.0], [1e-9, None]]
+    page = shown(recorded=[attention(0), attention(100, own=own)])
+    assert page["maps"]["scores"]["own"] == [None, own]
+
+
+def test_stages_are_named_at_their_borders():
+    stages = [{"until": 100, "weights": {"repeats": 1}}, {"weights": {"shakespeare": 7, "repeats": 1}}]
+    assert shown(sections={"data": {"stages": stages}})["stages"] == [
+        {"after": 0, "mix": "repeats"},
+        {"after": 100, "mix": "7 shakespeare : 1 repeats"},
+    ]
+    assert shown()["stages"] == []
+
+
+@given(st.floats(-1, 1), st.floats(-5, 5), st.integers(1, 400))
+def test_smoothing_leaves_straight_lines_as_they_are(slope, start, n):
+    line = [start + slope * i for i in range(n)]
+    assert smooth(line, range(n), []) == pytest.approx(line, abs=1e-9)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=300))
+def test_smoothing_stays_between_the_extremes_and_keeps_both_ends(values):
+    smoothed = smooth(values, range(len(values)), [])
+    assert (smoothed[0], smoothed[-1]) == (values[0], values[-1])
+    assert min(values) - 1e-9 <= min(smoothed) <= max(smoothed) <= max(values) + 1e-9
+
+
+def test_smoothing_does_not_blur_the_border_of_a_stage():
+    steps = range(1, 401)
+    jump = [float(step > 150) for step in steps]
+    assert smooth(jump, steps, [0, 150]) == jump
+    assert smooth(jump, steps, [0]) != jump
+
+
+@given(st.integers(1, 500), st.integers(2, 50))
+def test_thinning_keeps_both_ends_and_even_distances(n, most):
+    kept = thin(range(n), most)
+    assert (kept[0], kept[-1], len(kept)) == (0, n - 1, min(n, most))
+    gaps = {b - a for a, b in pairwise(kept)}
+    assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+def test_long_runs_are_thinned_and_end_where_they_end():
+    many = [attention(step, 8, 8) for step in range(400)] + [
+        {"kind": "train", "step": s, "loss": 1.0} for s in range(1, 4001)
+    ]
+    page = shown(recorded=many)
+    cells = sum(len(row) for steps in page["maps"]["scores"].values() for layers in steps for row in layers)
+    assert MOST_CELLS * 0.9 < cells <= MOST_CELLS
+    assert len(page["train"]["step"]) == MOST_POINTS
+    assert (page["maps"]["step"][-1], page["train"]["step"][-1]) == (399, 4000)
+
+
+def test_labelled_heads_come_first_and_the_best_of_each_label_is_chosen():
+    labels = {(0, 1): ["sink", "induction"], (1, 0): ["induction"], (1, 1): ["syntactic:obj"]}
+    page = shown(heads=heads(labels=labels))
+    assert [(head["layer"], head["head"]) for head in page["heads"]] == [(1, 1), (1, 0), (0, 1), (0, 0)]
+    assert [(c["kind"], c["layer"], c["head"]) for c in page["chosen"]] == [
+        ("induction", 1, 0),
+        ("sink", 0, 1),
+    ]
+    assert page["kind"] == {"1.0": "induction", "0.1": "induction"}
+    assert page["nulls"]["0.0"]["sink"] == {"uniform": 0.0125, "random_init": 0.0375}
+
+
+def test_before_there_are_labels_high_scores_choose():
+    page = shown()
+    assert (page["typed"], page["heads_step"]) == (False, 300)
+    assert {c["kind"] for c in page["chosen"]} == {"sink", "duplicate", "current"}  # made up as 0.3 and more
+    assert shown(heads=heads())["chosen"] == []
+
+
+def test_attention_is_a_triangle_of_thousandths_on_a_text_and_on_random_tokens():
+    phrase, random = reading(heads=heads())["attention"]
+    assert phrase["tokens"] == ["BOS", *"abcdefghij" * 2]
+    assert sorted(random["tokens"][1:11]) == list("abcdefghij")
+    assert random["tokens"][1:11] == random["tokens"][11:]
+    for text in (phrase, random):
+        assert sorted(text["thousandths"]) == ["0.0", "0.1", "1.0", "1.1"]
+        for rows in text["thousandths"].values():
+            assert [len(row) for row in rows] == list(range(1, 22))
+            assert all(sum(row) == pytest.approx(1000, abs=len(row) / 2 + 1e-3) for row in rows)
+
+
+def test_without_heads_json_the_attention_is_on_random_tokens_alone():
+    (random,) = reading()["attention"]
+    assert len({*random["tokens"]}) == 11
+
+
+def test_a_text_of_ones_own_takes_the_place_of_the_probes():
+    own, _ = reading(heads=heads(), text="jig")["attention"]
+    assert own["tokens"] == ["BOS", *"jig"]
+
+
+@pytest.mark.parametrize("runs", [1, 4])
+def test_of_many_heads_the_labelled_ones_are_kept(runs):
+    page = reading(12, 12, heads=heads(12, 12, {(11, 11): ["induction"]}), runs=runs)
+    for text in page["attention"]:
+        assert len(text["thousandths"]) == MOST_PATTERNS // runs
+        assert next(iter(text["thousandths"])) == "11.11"
+
+
+def test_the_weights_under_a_name_are_those_of_that_layer_and_head():
+    model = build_random(vocab_size=TOKENIZER.vocab_size, n_layer=3)
+    sections = {"model": {"n_layer": 3, "n_head": 4, "d_model": 24}}
+    page = shown(recorded=records(3, 4), sections=sections, model=model, tokenizer=TOKENIZER, text="abcadcba")
+    A_LHTT = attention_of(model, [10, *TOKENIZER.encode("abcadcba").tolist()])
+    for name, rows in page["attention"][0]["thousandths"].items():
+        layer, head = map(int, name.split("."))
+        for t, row in enumerate(rows):
+            assert row == pytest.approx((1000 * A_LHTT[layer, head, t, : t + 1]).tolist(), abs=0.501)

@@ -1,0 +1,119 @@
+"""`python -m scripts.report` on folders as training leaves them, finished or not, moved or damaged."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from configs import UserError
+from scripts import report
+from tests.analysis.made_up import heads
+from tests.runs.tiny import start
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return start(tmp_path_factory.mktemp("finished"))
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy that a test may change."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def serve(*words):
+    report.main(report.PARSER.parse_args([str(word) for word in words]))
+
+
+def data(page):
+    return json.loads(re.search(r'type="application/json">(.*?)</script>', page.read_text()).group(1))["runs"]
+
+
+def test_the_page_of_a_run_lies_in_its_folder(run, capsys):
+    serve(run)
+    assert capsys.readouterr().out == f"{run / 'report.html'}\n"
+    (shown,) = data(run / "report.html")
+    assert (shown["name"], shown["probe"]["step"]) == ("run", [0, 5, 10, 15, 20])
+    assert len(shown["attention"][0]["thousandths"]) == 4
+
+
+def test_out_and_png_say_where(run, tmp_path, capsys):
+    serve(run, "--out", tmp_path / "a.html", "--png", tmp_path / "a.png")
+    assert capsys.readouterr().out == f"{tmp_path / 'a.html'}\n{tmp_path / 'a.png'}\n"
+    assert not (run / "report.html").exists()
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_heads_json_gives_labels_and_a_phrase(run):
+    (run / "heads.json").write_text(json.dumps(heads(labels={(0, 1): ["sink"]})))
+    serve(run)
+    assert data(run / "report.html")[0]["chosen"] == [{"kind": "sink", "layer": 0, "head": 1, "score": 0.33}]
+    assert len(data(run / "report.html")[0]["attention"]) == 2
+
+
+def test_a_text_of_ones_own_is_shown(run):
+    serve(run, "--text", "3 is 0.\n")
+    tokens = data(run / "report.html")[0]["attention"][0]["tokens"]
+    assert tokens == ["BOS", "3", "␣", "i", "s", "␣", "0", ".", "⏎"]
+
+
+def test_without_a_checkpoint_there_is_a_page_without_attention(run, capsys):
+    shutil.rmtree(run / "checkpoints")
+    serve(run)
+    assert "no checkpoint" in capsys.readouterr().err
+    assert data(run / "report.html")[0]["attention"] == []
+
+
+@pytest.mark.parametrize("lines", [1, 2, 12])
+def test_a_run_that_was_killed_early_has_a_page(run, lines):
+    kept = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[:lines]
+    (run / "metrics.jsonl").write_text("".join([*kept, '{"kind": "att']))
+    serve(run)
+    assert "of 20 steps so far" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize("off", ["probe", "eval", "checkpoint"])
+def test_what_was_switched_off_is_left_out(tmp_path, off):
+    folder = start(tmp_path, **{off: {"every": 0}}, train={"steps": 2})
+    serve(folder)
+    (shown,) = data(folder / "report.html")
+    assert bool(shown["maps"]["step"]) == (off != "probe")
+    assert bool(shown["eval"]["step"]) == (off != "eval")
+
+
+def test_runs_are_compared_on_one_page_beside_the_first(run, finished, tmp_path, capsys):
+    serve("--compare", run, finished)
+    assert capsys.readouterr().out == f"{tmp_path / 'compare.html'}\n"
+    first, second = data(tmp_path / "compare.html")
+    assert (first["name"], second["name"]) == (str(run), str(finished))  # both folders are named `run`
+    assert first["maps"] == second["maps"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "one run folder, or --compare and two"),
+        (["RUN", "--compare", "RUN", "RUN"], "one run folder, or --compare and two"),
+        (["--compare", "RUN"], "one run folder, or --compare and two"),
+        (["--compare", "RUN", "RUN", "--png", "x.png"], "--png draws one run"),
+        (["NOWHERE"], "no run folder"),
+        (["RUN", "--text", "Ω"], "'Ω'"),
+        (["RUN", "--text", "1" * 40], "41 tokens; .* up to 17"),
+        (["RUN", "--out", "NOWHERE/page.html"], "cannot write .*page.html"),
+    ],
+)
+def test_wrong_requests_are_one_line_and_write_nothing(run, tmp_path, words, said):
+    places = {"RUN": str(run), "NOWHERE": str(tmp_path / "nowhere")}
+    words = [places.get(word, word.replace("NOWHERE", places["NOWHERE"])) for word in words]
+    with pytest.raises(UserError, match=said) as caught:
+        serve(*words)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("*.html"))
+
+
+def test_a_run_without_records_has_nothing_to_show(run):
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match="no records yet"):
+        serve(run)
