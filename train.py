@@ -13,7 +13,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,7 +39,7 @@ from training.guards import first_nonfinite, interruptible, nonfinite_parameters
 from training.loggers import read_records, replace_text
 from training.mirror import MirroredLog
 from training.optimizers import make_optimizers
-from training.schedules import rate_share
+from training.schedules import due, rate_share
 
 
 @dataclass
@@ -108,19 +108,13 @@ def build(request: Request) -> Run:
 
 def resume(run: Run) -> None:
     """Load the newest intact checkpoint, and say what differs from when it was written."""
-    state, faults = checkpoints.load_newest(run.folder / "checkpoints", run.model, run.optimizers)
-    if state.fingerprint != run.source.fingerprint:
+    run.state, faults = checkpoints.load_newest(run.folder / "checkpoints", run.model, run.optimizers)
+    if run.state.fingerprint != run.source.fingerprint:
         raise UserError(f"the data differ from those that {run.folder} was trained on; start a new run")
-    if state.step > run.config.train.steps:
-        raise UserError(f"train.steps {run.config.train.steps} is fewer than the {state.step} already done")
-    now = run.state.environment
-    changed = [
-        f"{key} was {was}, is {now.get(key)}" for key, was in state.environment.items() if was != now.get(key)
-    ]
-    faults += [f"the run will not continue bit for bit: {', '.join(changed)}"] if changed else []
+    if run.state.step > run.config.train.steps:
+        raise UserError(f"train.steps {run.config.train.steps} is fewer than the {run.state.step} done")
     for fault in faults:
         print(f"warning: {fault}", file=sys.stderr)
-    run.state = replace(state, environment=now)
 
 
 def describe(run: Run) -> None:
@@ -243,11 +237,6 @@ def conclude(run: Run, log: MirroredLog) -> None:
     records = read_records(run.folder / "metrics.jsonl")
     shown = view(run.folder.name, c, records, heads, run.model, run.source.tokenizer)
     report.write(run.folder / "report.html", [shown])
-
-
-def due(every: int, step: int, last: int) -> bool:
-    """Every `every` steps, the first and the last included; never where `every` is 0."""
-    return every > 0 and (step % every == 0 or step == last)
 
 
 def stop(run: Run, step: int, culprit: str) -> NoReturn:

@@ -18,6 +18,8 @@ MEANINGS = {
     "duplicate": "weight on earlier occurrences of the current token",
     "current": "weight on the token itself",
     "previous2": "weight on the token two before",
+    "previous_argmax": "share of queries whose largest weight is on the token before",
+    "previous2_argmax": "the same for the token two before",
     "sink_no_bos": "weight on the first token of a text without BOS",
     "sink_rate": "share of texts whose first token gets over 0.3",
     "entropy_normalized": "spread over the keys: 1 uniform, 0 a single key",

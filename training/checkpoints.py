@@ -128,8 +128,9 @@ def find_intact(folder: Path, step: int | None = None) -> tuple[Path, list[str]]
 
 
 def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State, list[str]]:
-    """Fill model and optimizers from the newest intact checkpoint; also says what is wrong with newer ones.
+    """Fill model and optimizers from the newest intact checkpoint.
 
+    Also returns what is wrong with newer ones, and what has changed since that would change the numbers.
     Raises `UserError` where none is intact, or it holds another model.
     """
     try:
@@ -143,7 +144,15 @@ def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State
     for moment, value in load_file(path / "optimizer.safetensors").items():
         name, key = moment.rsplit("/", 1)
         state_of[parameters[name]][key] = value
-    return State(**json.loads((path / "state.json").read_text())), faults
+    state = State(**json.loads((path / "state.json").read_text()))
+    then, state.environment = state.environment, environment()
+    changed = [
+        f"{key} was {was}, is {now}"
+        for key, now in state.environment.items()
+        if (was := then.get(key)) != now
+    ]
+    faults += [f"the run will not continue bit for bit: {', '.join(changed)}"] if changed else []
+    return state, faults
 
 
 def load_weights(path: Path, model: GPT) -> None:

@@ -1,4 +1,4 @@
-"""The learning rate of a step, as a share of its peak: a pure function, so resuming needs no state."""
+"""What a step asks for: pure functions of its number, so resuming needs no state."""
 
 import math
 
@@ -6,9 +6,10 @@ from configs.schema import Optimizer as OptimizerConfig
 
 
 def rate_share(step: int, steps: int, config: OptimizerConfig) -> float:
-    """In (0, 1] for `1 <= step <= steps`: linear warm-up, then cosine to `final_lr`, or constant and linear.
+    """The learning rate as a share of its peak, in (0, 1] for `1 <= step <= steps`.
 
-    The linear decay would reach 0 one step after the last.
+    Linear warm-up, then cosine to `final_lr`, or constant and linear: that would reach 0 one step after the
+    last.
     """
     warmup = config.warmup_steps
     if step <= warmup:
@@ -17,3 +18,8 @@ def rate_share(step: int, steps: int, config: OptimizerConfig) -> float:
         wave = 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
         return max(config.final_lr + (1 - config.final_lr) * wave, 1e-6)  # with final_lr 0, still a step
     return min(1.0, (steps - step + 1) / (round((config.decay_share or 0) * steps) + 1))
+
+
+def due(every: int, step: int, last: int) -> bool:
+    """Every `every` steps, the first and the last included; never where `every` is 0."""
+    return every > 0 and (step % every == 0 or step == last)
