@@ -80,7 +80,7 @@ def test_files_are_those_of_the_contract_and_nothing_lies_elsewhere(tmp_path, mo
     run = tmp_path / "runs" / "a"
     files = ["checksums.json", "model.safetensors", "optimizer.safetensors", "state.json"]
     assert sorted(path.name for path in (run / "checkpoints" / "step-00000020").iterdir()) == files
-    files = ["checkpoints", "config.yaml", "metrics.jsonl", "tokenizer.json"]
+    files = ["checkpoints", "config.yaml", "heads.json", "metrics.jsonl", "report.html", "tokenizer.json"]
     assert sorted(path.name for path in run.iterdir()) == files
     assert validate(read_yaml(run / "config.yaml", "")) == parse(argv).config
     assert (run / "config.yaml").read_text() == to_yaml(parse(argv).config)

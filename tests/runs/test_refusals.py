@@ -39,10 +39,10 @@ def test_a_folder_with_a_run_is_refused_with_the_three_ways_out(reference, tmp_p
 
 def test_overwriting_starts_afresh(reference, tmp_path):
     run = shutil.copytree(reference("muon"), tmp_path / "run")
-    (run / "report.html").touch()
+    (run / "left_over.html").touch()
     start(tmp_path, run={"overwrite": "true"})
     assert_same(run, reference("adamw"))
-    assert not (run / "report.html").exists()
+    assert not (run / "left_over.html").exists()
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "config.yaml", "metrics.jsonl", "checkpoints/notes"])
