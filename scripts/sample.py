@@ -32,9 +32,8 @@ def main(argv: list[str]) -> None:
     add("--top_p", type=float, metavar="P", help="then from the fewest that hold the share P (default: 1)")
     add("--checkpoint", type=int, metavar="STEP", help="weights of this step (default: the newest)")
     add("--no_cache", action="store_true", help="read the whole window for every token: slower, same text")
-    for at, word in enumerate(
-        argv
-    ):  # argparse takes a text that begins with "-" for an option, "--" for none
+    # argparse takes a text that begins with "-" for an option, and "--" for nothing.
+    for at, word in enumerate(argv):
         name, equals, text = word.partition("=")
         if name == "--prompt" and (equals or at + 1 < len(argv)):
             parser.set_defaults(prompt=text if equals else argv[at + 1])
