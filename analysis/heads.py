@@ -48,9 +48,9 @@ LABELS = {  # thresholds: Olsson et al. 2022, ARENA, Clark et al. 2019, Voita et
         "previous or previous2 >= 0.4, and the largest weight there for half of the queries",
         _previous,
     ),
+    "sink": Rule("sink", "sink >= 0.3 on text with BOS", lambda head: head["sink"] >= 0.3),
     "duplicate-token": Rule("duplicate", "duplicate >= 0.3", lambda head: head["duplicate"] >= 0.3),
     "current-token": Rule("current", "current >= 0.3", lambda head: head["current"] >= 0.3),
-    "sink": Rule("sink", "sink >= 0.3 on text with BOS", lambda head: head["sink"] >= 0.3),
 }
 
 

@@ -4,17 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis import patterns
+from analysis.heads import LABELS
 from configs.schema import Config
 from data.tokenizers import Tokenizer
 from model.transformer import GPT
 
-KINDS = {  # score: label and colour (Okabe and Ito 2008: told apart by all eyes)
-    "induction": ("induction", "#d55e00"),
-    "previous": ("previous-token", "#0072b2"),
-    "sink": ("sink", "#009e73"),
-    "duplicate": ("duplicate-token", "#cc79a7"),
-    "current": ("current-token", "#a6761d"),
-}
+# Colours that all eyes tell apart (Okabe and Ito 2008).
+COLOURS = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#a6761d"]
+# By the score that ranks its heads: each label and its colour.
+KINDS = {rule.score: (label, colour) for (label, rule), colour in zip(LABELS.items(), COLOURS, strict=True)}
 FORMED = 0.3  # a score from which on a head counts as one of its kind
 # The page stays below 8 MB, of which 4.8 are plotly.js: numbers per run, evenly thinned where there are more.
 MOST_POINTS, MOST_CELLS, MOST_WEIGHTS, MOST_PATTERNS = 2000, 180_000, 500_000, 64

@@ -3,7 +3,7 @@
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from configs import UserError
 from configs.cli import Parser
@@ -20,3 +20,9 @@ def serve(parser: Parser, work: Callable[[Namespace], None], argv: list[str] | N
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end of Python
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def warn(faults: Sequence[str]) -> None:
+    """Tell what did not stop the work."""
+    for fault in faults:
+        print(f"warning: {fault}", file=sys.stderr)

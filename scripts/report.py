@@ -1,14 +1,13 @@
 """`python -m scripts.report RUN`: the page of a run, finished or not; of several with --compare."""
 
 import json
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from configs import UserError
 from configs.cli import Parser, load_config
-from scripts import serve
+from scripts import serve, warn
 
 PARSER = Parser(prog="python -m scripts.report", description=__doc__)
 PARSER.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder")
@@ -64,8 +63,9 @@ def gather(folder: Path, name: str, text: str | None, runs: int) -> dict[str, An
     known = json.loads(heads.read_text(encoding="utf-8")) if heads.exists() else None
     if steps_in(folder / "checkpoints"):
         saved = load_run(folder)
+        warn(saved.faults)
         return view(name, config, records, known, saved.model, saved.tokenizer, text, runs)
-    print(f"note: {folder} has no checkpoint yet, so the page shows no attention", file=sys.stderr)
+    warn([f"{folder} has no checkpoint yet, so the page shows no attention"])
     return view(name, config, records, known, runs=runs)
 
 

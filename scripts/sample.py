@@ -10,7 +10,7 @@ from typing import Any
 from configs import UserError
 from configs.cli import Parser, load_config
 from configs.seeds import seed_for
-from scripts import serve
+from scripts import serve, warn
 
 
 def main(argv: list[str]) -> None:
@@ -62,12 +62,13 @@ def sample(asked: Namespace) -> None:
     from training.runs import load_run
 
     run = load_run(asked.run, asked.checkpoint)
+    warn(run.faults)
     # A token at a time, turning the weights to bfloat16 costs more than it saves; and the cache is exact so.
     model, tokenizer = run.model.compute_in(torch.float32), run.tokenizer
     prompt, context_length = tokenizer.encode(asked.prompt).tolist(), model.config.context_length
     if len(prompt) + (tokenizer.bos is not None) > context_length:
         read = f"the context is {context_length}, the last {context_length // 2} are read"
-        print(f"warning: the prompt has {len(prompt)} tokens: {read}", file=sys.stderr)
+        warn([f"the prompt has {len(prompt)} tokens: {read}"])
     options: dict[str, Any] = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p")}
     options |= {"bos": tokenizer.bos, "cache": not asked.no_cache}
     generator = torch.Generator().manual_seed(seed_for(asked.seed, "sample"))

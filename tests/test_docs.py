@@ -57,3 +57,24 @@ def test_commands_of_the_pages_parse(line, monkeypatch):
     words = line.split("#")[0].replace("`", " ").replace("FILE", "text.txt").split("|")[0].split()
     if "runs/X/config.yaml" not in words and not any(word.startswith("[") for word in words):
         parse(words)
+
+
+def test_the_pieces_of_the_python_page_run_one_after_another(tmp_path):
+    page = (ROOT / "docs" / "python.md").read_text()
+    pieces = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(pieces) == 6
+    # A small run in its place: two steps make no induction head, so one is named to the page.
+    run = tmp_path / "runs" / "quickstart"
+    preset = ["--config", str(ROOT / "configs" / "quickstart.yaml"), "--run.dir", str(run)]
+    small = "--train.steps 2 --model.d_model 32 --probe.sequences 2 --eval.every 0 --log.wandb disabled"
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    options = {"check": True, "capture_output": True, "text": True, "cwd": tmp_path, "env": environment}
+    subprocess.run([sys.executable, str(ROOT / "train.py"), *preset, *small.split()], **options)
+    heads = json.loads((run / "heads.json").read_text())
+    heads["summary"]["labels"]["induction"] = [[1, 2]]
+    (run / "heads.json").write_text(json.dumps(heads))
+    done = subprocess.run([sys.executable, "-c", "".join(pieces)], **options)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("2 4 ")
+    assert len([line for line in lines if " looks at " in line]) == 3
+    assert done.stdout.count("KING") == 1

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from configs import UserError
 from configs.cli import load_config
 from configs.schema import Config
 from data.tokenizers import Tokenizer, load_tokenizer
@@ -14,13 +15,17 @@ from training.checkpoints import find_intact, load_weights
 
 @dataclass(frozen=True)
 class SavedRun:
-    """What a run folder holds; `model` is in evaluation mode, with the weights of `step`."""
+    """What a run folder holds; `model` is in evaluation mode, with the weights of `step`.
+
+    `faults` says which newer checkpoints are damaged.
+    """
 
     folder: Path
     config: Config
     tokenizer: Tokenizer
     model: GPT
     step: int
+    faults: list[str]
 
 
 def load_run(folder: str | Path, step: int | None = None) -> SavedRun:
@@ -30,9 +35,13 @@ def load_run(folder: str | Path, step: int | None = None) -> SavedRun:
     """
     folder = Path(folder)
     config = load_config(folder)
-    path, _ = find_intact(folder / "checkpoints", step)
-    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    path, faults = find_intact(folder / "checkpoints", step)
+    try:
+        tokenizer = load_tokenizer(folder / "tokenizer.json")
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"cannot read the tokenizer of {folder}: {error}") from None
     model = GPT(config.model, tokenizer.vocab_size)
     model.compute_in(torch.bfloat16 if config.train.precision == "bf16" else torch.float32)
     load_weights(path, model)
-    return SavedRun(folder, config, tokenizer, model.eval(), int(path.name.removeprefix("step-")))
+    step = int(path.name.removeprefix("step-"))
+    return SavedRun(folder, config, tokenizer, model.eval(), step, faults)

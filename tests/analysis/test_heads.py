@@ -66,7 +66,7 @@ NOTHING = dict.fromkeys(
         ({"previous": 0.39, "previous_argmax": 1.0}, []),
         ({"previous": 0.9, "previous_argmax": 0.49, "previous2_argmax": 0.6}, []),
         ({"previous2": 0.4, "previous2_argmax": 0.5}, ["previous-token"]),
-        ({"duplicate": 0.3, "sink": 0.3, "current": 0.3}, ["duplicate-token", "current-token", "sink"]),
+        ({"duplicate": 0.3, "sink": 0.3, "current": 0.3}, ["sink", "duplicate-token", "current-token"]),
         ({"duplicate": 0.29, "sink": 0.29, "current": 0.29}, []),
         (dict.fromkeys(NOTHING), []),
     ],

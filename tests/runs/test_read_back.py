@@ -113,6 +113,7 @@ def test_a_damaged_newest_checkpoint_leads_to_the_one_before(run, tmp_path):
     damaged = copy(run, tmp_path)
     (damaged / "checkpoints/step-00000020/model.safetensors").write_bytes(b"")
     found = load_run(damaged)
+    assert [fault.split("step-")[1][:8] for fault in found.faults] == ["00000020"]
     assert found.step == 15
     whole = load_run(run, 15).model.parameters()
     assert all(map(torch.equal, found.model.parameters(), whole))
@@ -138,3 +139,12 @@ def test_weights_of_another_model_are_refused(run, tmp_path):
 def test_a_run_whose_request_was_never_valid_is_refused_as_a_request(tmp_path):
     (tmp_path / "config.yaml").write_text("model: {n_layers: 3}\n")
     assert "model.n_layers: no such key" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"kind": "char"}'])
+def test_a_tokenizer_that_cannot_be_read_is_named(run, tmp_path, content):
+    broken = copy(run, tmp_path)
+    (broken / "tokenizer.json").unlink()
+    if content is not None:
+        (broken / "tokenizer.json").write_text(content)
+    assert "tokenizer" in refused(broken)
