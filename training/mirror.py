@@ -20,7 +20,7 @@ from training.loggers import JsonLines, read_records
 SETTINGS: dict[str, Any] = {
     **{"silent": True, "console": "off", "disable_git": True, "save_code": False, "x_disable_stats": True},
     "symlink": False,  # absolute links would break where the run folder is moved
-    "x_transaction_log_flush_interval": 0.5,
+    "x_transaction_log_flush_interval": 0.05,  # seconds that a kill may cost until the run is resumed
     "init_timeout": 6,  # seconds; a run never waits more than 20 in all
     "finish_timeout": 8,
     "finish_timeout_raises": True,
@@ -58,7 +58,7 @@ class MirroredLog(JsonLines):
             self._mirror({"kind": kind, "step": step, **fields})
 
     def flush(self) -> None:
-        """End the row of this step: a kill loses it no more, and nothing can be added to it."""
+        """End the row of this step, so that it is written down; nothing can be added to it."""
         if self._run is not None and self._row >= 0:
             with self._forgiving():
                 self._run.log({}, step=self._row, commit=True)
@@ -87,10 +87,7 @@ class MirroredLog(JsonLines):
         self.close()
         if self._run is not None:
             with self._forgiving():
-                import wandb
-
-                self._run.finish(exit_code=int(kind is not None))
-                wandb.teardown()
+                _end(self._run, exit_code=int(kind is not None))
 
     def _mirror(self, record: dict[str, Any]) -> None:
         run, step = self._run, record["step"]
@@ -127,9 +124,7 @@ class MirroredLog(JsonLines):
             rest = "" if run is None else f"; for what it got so far: wandb sync {run.sync_dir}"
             _warn(f"{_line(error)}; metrics.jsonl has everything{rest}")
             with suppress(Exception, SystemExit):
-                import wandb
-
-                wandb.teardown()
+                _end(run, exit_code=1)
 
 
 def numbers(record: dict[str, Any]) -> dict[str, float]:
@@ -177,6 +172,17 @@ def _open(folder: Path, config: Config, run_id: str) -> Any:
     if trouble:
         _warn(f"{trouble}; it is kept offline, for later: wandb sync {run.sync_dir}")
     return run
+
+
+def _end(run: Any, exit_code: int) -> None:
+    """Finish the run and wandb's service; nothing of them is left to the next run of this process."""
+    import wandb
+
+    try:
+        if run is not None:
+            run.finish(exit_code)
+    finally:
+        wandb.teardown()
 
 
 def _line(error: BaseException) -> str:

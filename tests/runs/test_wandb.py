@@ -62,14 +62,20 @@ def test_pictures_of_every_statistic_show_the_scores_of_their_step(tmp_path):
 
 
 CHILD = """
-import os, signal, sys
+import os, signal, sys, time
 import train
 from configs.cli import parse
+from training.loggers import read_records
 
 update = train.update
 
 def updating(run, step, *rest):
     if step == 8:
+        loss = repr(read_records(run.folder / "metrics.jsonl")[-1]["loss"]).encode()
+        (told,) = run.folder.glob("wandb/*/*.wandb")
+        limit = time.monotonic() + 5
+        while loss not in told.read_bytes():
+            assert time.monotonic() < limit
         os.killpg(0, signal.Signals[sys.argv[1]])
     return update(run, step, *rest)
 
@@ -79,7 +85,7 @@ sys.exit(train.main(parse(sys.argv[2:])))
 
 
 def signalled(number: signal.Signals, folder: Path) -> subprocess.CompletedProcess:
-    """A run whose process group gets a signal at the update of step 8."""
+    """A run whose process group gets a signal at the update of step 8, soon after it has told of step 7."""
     command = [sys.executable, "-c", CHILD, number.name, *request(folder, log=OFFLINE)]
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=120, start_new_session=True

@@ -19,7 +19,14 @@ from training.mirror import MirroredLog, numbers
 
 pytestmark = pytest.mark.usefixtures("wandb_alone")
 KEY = "a" * 40
+LIMITS = dict(mirror.SETTINGS)
 ROOT = Path(mirror.__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """A slow machine is no bad weather."""
+    monkeypatch.setattr(mirror, "SETTINGS", {**LIMITS, "init_timeout": 100, "finish_timeout": 100})
 
 
 def attention(step: int) -> dict:
@@ -275,8 +282,7 @@ def test_without_a_network_an_online_run_is_kept_offline_and_the_wait_is_bounded
     answering, limits, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    if limits:
-        monkeypatch.setitem(mirror.SETTINGS, "init_timeout", limits)
+    monkeypatch.setitem(mirror.SETTINGS, "init_timeout", limits or LIMITS["init_timeout"])
     began = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         if answering:
@@ -293,8 +299,7 @@ def test_a_server_that_falls_silent_holds_the_end_up_no_longer_than_the_limit(
     limit, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    if limit:
-        monkeypatch.setitem(mirror.SETTINGS, "finish_timeout", limit)
+    monkeypatch.setitem(mirror.SETTINGS, "finish_timeout", limit or LIMITS["finish_timeout"])
     with serving() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         with log_of(tmp_path / "run", wandb="online") as log:
@@ -341,6 +346,7 @@ def test_whatever_breaks_on_the_way_the_records_go_on_after_at_most_one_warning(
         strike(tmp_path / "run")
         write(log, 5, 12)
     assert len(capfd.readouterr().err.splitlines()) == warnings
+    assert sys.modules["wandb"].run is None  # the next run of this process would take it for its own
     assert steps_in_records(tmp_path / "run") == list(range(13))
 
 
