@@ -103,7 +103,11 @@ class MirroredLog(JsonLines):
         if pictured:
             from wandb import Image
 
-            pictures = {name: draw(f"{name}, step {step}", rows) for name, rows in record["scores"].items()}
+            # Of a score at two block lengths the headline, the smaller of both, is enough to look at.
+            headlines = {
+                n: rows for n, rows in record["scores"].items() if not n.endswith(("_short", "_long"))
+            }
+            pictures = {name: draw(f"{name}, step {step}", rows) for name, rows in headlines.items()}
             values |= {f"heads/{name}": Image(picture) for name, picture in pictures.items()}
         run.log(values, step=step)
         self._row = step
