@@ -1,1 +1,1 @@
-"""What the heads do: statistics, probes. Reads models, never trains them."""
+"""What the heads do: statistics, probes, labels, the page of a run. Reads models, never trains them."""

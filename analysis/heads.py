@@ -18,12 +18,13 @@ from model.attention import Observation
 from model.transformer import GPT
 
 RESAMPLES = 1000
+NOT_MEANS = ("max_logit", "head_norm")  # no means over sequences, so resampling these says nothing
 Head = dict[str, float]  # score by name
 
 
 @dataclass(frozen=True)
 class Rule:
-    """When a head gets a label; `score` is what heads of that label are ranked by."""
+    """When a head gets a label; by its `score` it is ranked."""
 
     score: str
     says: str
@@ -63,11 +64,11 @@ def describe_heads(
     head in an untrained model of the same shape (`random_init`). `ci`: 95 % bootstrap interval over the
     probe's sequences.
     """
-    record, scores = measure(model, probes, bos_trained), score(model, probes)[0]
+    record = measure(model, probes, bos_trained)
     untrained = GPT(model.config, len(model.token_embedding.weight), _generator(seed, "untrained"))
     untrained.compute_in(model.head.compute_dtype)
     uniform, random_init = score(model, probes, _uniform)[0], score(untrained, probes)[0]
-    low, high = _interval(model, probes, scores, _generator(seed, "bootstrap"))
+    low, high = _interval(model, probes, _generator(seed, "bootstrap"))
     tables = [record["scores"], *(_table(scores) for scores in (uniform, random_init, low, high))]
     heads = []
     for layer, head in itertools.product(range(model.config.n_layer), range(model.config.n_head)):
@@ -92,6 +93,14 @@ def labels_of(scores: dict[str, float | None], bos: bool) -> list[str]:
     return [label for label, rule in LABELS.items() if rule.holds(head) and (bos or label != "sink")]
 
 
+def in_words(document: dict[str, Any]) -> str:
+    """The labelled heads of `heads.json` in one line, as `layer.head`, the strongest first."""
+    labels = document["summary"]["labels"].items()
+    found = [f"{label} {' '.join(f'{i}.{j}' for i, j in heads)}" for label, heads in labels if heads]
+    untyped = f"{document['summary']['untyped']} of {len(document['heads'])} heads without a label"
+    return "; ".join([*found, untyped])
+
+
 def _summary(heads: list[dict[str, Any]]) -> dict[str, Any]:
     """Heads of each label as [layer, head], the strongest first."""
     found = {
@@ -113,17 +122,12 @@ def _uniform(seen: Observation) -> Observation:
     return replace(equal, lse_BHT=lse_BHT, out_BHTD=torch.full_like(seen.out_BHTD, math.nan))
 
 
-def _interval(
-    model: GPT, probes: Probes, scores: Scores, generator: torch.Generator
-) -> tuple[Scores, Scores]:
+def _interval(model: GPT, probes: Probes, generator: torch.Generator) -> tuple[Scores, Scores]:
     """2.5 % and 97.5 % quantiles over resampled sequences; NaN for scores that are no mean over sequences."""
     single = [score(model, probes.only(n))[0] for n in range(len(probes.text))]
     drawn = torch.randint(len(single), (RESAMPLES, len(single)), generator=generator)
-    resampled = {}
-    for name in scores:
-        each_NLH = torch.stack([one[name] for one in single])
-        is_mean = torch.isclose(each_NLH.mean(0), scores[name], atol=1e-5)
-        resampled[name] = torch.where(is_mean, each_NLH[drawn].mean(1), math.nan)
+    resampled = {name: torch.stack([one[name] for one in single])[drawn].mean(1) for name in single[0]}
+    resampled |= {name: torch.full_like(resampled[name], math.nan) for name in NOT_MEANS}
     bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
     quantiles = {name: means.quantile(bounds, dim=0) for name, means in headlines(resampled).items()}
     return {name: q[0] for name, q in quantiles.items()}, {name: q[1] for name, q in quantiles.items()}

@@ -4,7 +4,7 @@ A probe is a forward pass of its own, in evaluation mode, on tokens drawn once f
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from model.transformer import GPT
 
 LONGEST_BLOCK = 50
 Scores = dict[str, Tensor]  # L x H each
-View = Callable[[Observation], Observation]
+Substitute = Callable[[Observation], Observation]
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,18 @@ def make_probes(source: Mixture, context_length: int, sequences: int, seed: int)
     return Probes(text, plain, repeats)
 
 
-def score(model: GPT, probes: Probes, view: View = lambda seen: seen) -> tuple[Scores, Tensor, Tensor, int]:
+def score(
+    model: GPT, probes: Probes, substitute: Substitute = lambda seen: seen
+) -> tuple[Scores, Tensor, Tensor, int]:
     """All statistics; losses on the text and on the longer repeat probe, B x T; how many rows saw nothing.
 
-    `view` replaces what the statistics see of a layer.
+    `substitute` replaces what the statistics see of a layer.
     """
     with model.reading():
-        scores, losses_BT, skipped = _pass(model, probes.text, "text", view)
+        scores, losses_BT, skipped = _pass(model, probes.text, "text", substitute)
         if probes.text_without_bos is not None:
-            scores |= _pass(model, probes.text_without_bos, "text_without_bos", view)[0]
-        passes = [_pass(model, tokens, "repeat", view, s) for s, tokens in probes.repeats.items()]
+            scores |= _pass(model, probes.text_without_bos, "text_without_bos", substitute)[0]
+        passes = [_pass(model, tokens, "repeat", substitute, s) for s, tokens in probes.repeats.items()]
     (short, _, _), (long, repeat_losses_BT, _) = passes
     for name in long:
         scores |= {f"{name}_short": short[name], f"{name}_long": long[name]}
@@ -119,17 +121,23 @@ def measure(model: GPT, probes: Probes, bos_trained: bool) -> dict[str, Any]:
 
 def summary(record: dict[str, Any]) -> str:
     """One line of a record: the strongest head of the best-known kinds, as `name score (layer.head)`."""
-    parts = []
-    for name in ("previous", "induction", "sink"):
-        rows = record["scores"][name]
-        ranked = [(score or 0.0, f"{i}.{j}") for i, row in enumerate(rows) for j, score in enumerate(row)]
-        parts.append("{} {:.2f} ({})".format(name, *max(ranked)))
+    found = {
+        name: best(record["scores"][name]) or (math.nan, "none") for name in ("previous", "induction", "sink")
+    }
+    parts = ["{} {:.2f} ({})".format(name, *pair) for name, pair in found.items()]
     loss = record["model"]["repeat_loss_2"]
     return f"{', '.join(parts)}; second-repeat loss {math.nan if loss is None else loss:.2f}"
 
 
+def best(rows: Sequence[Sequence[float | None]]) -> tuple[float, str] | None:
+    """The highest of L rows of H scores and which head has it, as `layer.head`; None where there is none."""
+    scores = {f"{i}.{j}": score for i, row in enumerate(rows) for j, score in enumerate(row)}
+    found = [(score, head) for head, score in scores.items() if score is not None]
+    return max(found, key=lambda pair: pair[0], default=None)
+
+
 def _pass(
-    model: GPT, tokens_BT: Tensor, probe: str, view: View, block_length: int | None = None
+    model: GPT, tokens_BT: Tensor, probe: str, substitute: Substitute, block_length: int | None = None
 ) -> tuple[Scores, Tensor, int]:
     """Scores of the statistics of one probe, the losses of its tokens, and how many rows saw nothing."""
     wanted = {name: function for name, (where, function) in REGISTRY.items() if where == probe}
@@ -138,7 +146,7 @@ def _pass(
 
     def collect(seen: Observation) -> None:
         nonlocal skipped
-        seen = view(seen)
+        seen = substitute(seen)
         rows, H = rows_of(seen, block_length), seen.q_BHTD.size(1)
         skipped += int((~rows.sees_BHT).sum())
         for name, function in wanted.items():

@@ -74,10 +74,10 @@ function drawLosses() {
       { x, y: run.train.loss, legendgroup, showlegend: false, hoverinfo: "skip", line: { color: colour, width: 1 }, opacity: 0.45 },
       { x, y: run.train.smooth, customdata: run.train.loss, name: several ? plain(run.name) : "training", legendgroup, line: { color: colour, width: 2 },
         mode: x.length > 1 ? "lines" : "markers", hovertemplate: "%{customdata:.3f} (mean %{y:.3f})" },
-      { x: run.eval.step, y: run.eval.loss, customdata: run.eval.loss_sem, name: plain(several ? `${run.name}, validation` : `validation on ${run.validated_on}`), legendgroup: several ? String(r) : "validation",
+      { x: run.eval.step, y: run.eval.loss, customdata: run.eval.loss_sem.map((sem) => sem === null ? "" : ` ± ${sem.toFixed(3)}`), name: plain(several ? `${run.name}, validation` : `validation on ${run.validated_on}`), legendgroup: several ? String(r) : "validation",
         showlegend: !several || !x.length, mode: "lines+markers",
         line: { color: several ? colour : "#111", width: 2, dash: "dot" }, marker: { size: 8, symbol: "diamond" },
-        hovertemplate: "%{y:.3f} ± %{customdata:.3f}" },
+        hovertemplate: "%{y:.3f}%{customdata}" },
     ].filter((trace) => trace.x.length);
   });
   drawLines("losses", traces, { height: 380, yaxis: { ...AXIS, title: { text: "loss", standoff: 8 } } });

@@ -9,7 +9,7 @@ from pathlib import Path
 import jinja2
 from plotly.offline import get_plotlyjs
 
-from analysis.view import KINDS, View
+from analysis.view import FORMED, KINDS, View
 
 MEANINGS = {
     "induction": "weight on the token that followed the current one last time",
@@ -33,16 +33,17 @@ DRAWN = ["name", "stages", "validated_on", "train", "eval", "probe", "best", "ma
 DRAWN += ["nulls", "chosen", "kind", "attention"]
 
 
-def write(path: Path, views: Sequence[View]) -> None:
-    """Write the page of `analysis.view.view` of each run."""
+def page(views: Sequence[View]) -> str:
+    """The HTML of one run or several, each as `analysis.view.view` has gathered it."""
     here = Path(__file__).parent
     pages = jinja2.Environment(loader=jinja2.FileSystemLoader(here), autoescape=True, trim_blocks=True)
     pages.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     pages.filters["score"] = lambda value: "none" if value is None else f"{value:.2f}"
     runs = [{key: shown[key] for key in DRAWN} for shown in views]
-    page = pages.get_template("report.html.j2").render(
+    return pages.get_template("report.html.j2").render(
         views=views,
         kinds=KINDS,
+        formed_at=FORMED,
         meanings=MEANINGS,
         colours=RUN_COLOURS,
         label_colours=dict(KINDS.values()),
@@ -51,4 +52,3 @@ def write(path: Path, views: Sequence[View]) -> None:
         script=(here / "report.js").read_text(encoding="utf-8"),
         style=(here / "report.css").read_text(encoding="utf-8"),
     )
-    path.write_text(page, encoding="utf-8")

@@ -5,6 +5,7 @@ from typing import Any
 
 from analysis import patterns
 from analysis.heads import LABELS
+from analysis.probes import best
 from configs.schema import Config
 from data.tokenizers import Tokenizer
 from model.transformer import GPT
@@ -15,7 +16,7 @@ COLOURS = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#a6761d"]
 KINDS = {rule.score: (label, colour) for (label, rule), colour in zip(LABELS.items(), COLOURS, strict=True)}
 FORMED = 0.3  # a score from which on a head counts as one of its kind
 # The page stays below 8 MB, of which 4.8 are plotly.js: numbers per run, evenly thinned where there are more.
-MOST_POINTS, MOST_CELLS, MOST_WEIGHTS, MOST_PATTERNS = 2000, 180_000, 500_000, 64
+MOST_POINTS, MOST_CELLS, MOST_WEIGHTS, MOST_PATTERNS, MOST_HEADS = 2000, 180_000, 500_000, 64, 200
 View = dict[str, Any]
 Records = Sequence[dict[str, Any]]
 
@@ -56,9 +57,12 @@ def view(
         "best": winners,
         "formed": {kind: _formed(found, probed) for kind, found in winners.items()},
         "maps": _maps(probed, MOST_CELLS // runs),
-        "heads": table,
+        "heads": table[: MOST_HEADS // runs],
+        "more_heads": max(0, len(table) - MOST_HEADS // runs),
         "heads_step": (heads or {}).get("model", {}).get("step", probed[-1]["step"] if probed else None),
-        "nulls": {f"{head['layer']}.{head['head']}": _digits(head["null"]) for head in table},
+        "nulls": {
+            f"{head['layer']}.{head['head']}": _digits(head["null"]) for head in table[: MOST_HEADS // runs]
+        },
         "typed": heads is not None,
         "chosen": chosen,
         "kind": _kinds(table, chosen),
@@ -72,13 +76,6 @@ def view(
                 {"title": title, "tokens": patterns.visible(tokens, tokenizer), "thousandths": weights}
             )
     return shown
-
-
-def best(rows: Sequence[Sequence[float | None]]) -> tuple[float, str] | None:
-    """The highest of L rows of H scores and which head has it, as `layer.head`; None where there is none."""
-    scores = {f"{i}.{j}": score for i, row in enumerate(rows) for j, score in enumerate(row)}
-    found = [(score, head) for head, score in scores.items() if score is not None]
-    return max(found, key=lambda pair: pair[0], default=None)
 
 
 def thin(items: Sequence[Any], most: int) -> list[Any]:

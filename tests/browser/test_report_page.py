@@ -25,7 +25,7 @@ def made_up(name="run", recorded=None, labels=LABELS, text=None, **model):
 @pytest.fixture
 def show(open_page, tmp_path):
     def opened(*views):
-        report.write(tmp_path / "page.html", views)
+        (tmp_path / "page.html").write_text(report.page(views), encoding="utf-8")
         return open_page(tmp_path / "page.html")
 
     return opened
@@ -35,7 +35,7 @@ def show(open_page, tmp_path):
 def plain(open_pages, tmp_path_factory):
     """One run of known numbers, for tests that only look."""
     path = tmp_path_factory.mktemp("plain") / "page.html"
-    report.write(path, [made_up()])
+    path.write_text(report.page([made_up()]), encoding="utf-8")
     return open_pages(path)
 
 
