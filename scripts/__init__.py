@@ -9,10 +9,21 @@ from configs import UserError
 from configs.cli import Parser
 
 
-def serve(parser: Parser, work: Callable[[Namespace], None], argv: list[str] | None = None) -> None:
-    """Read the command line (or `argv`) and do the work; a wrong request is one line and exit code 2."""
+def serve(parser: Parser, work: Callable[[Namespace], None], argv: list[str], verbatim: str) -> None:
+    """Read the command line and do the work; a wrong request is one line and exit code 2.
+
+    The word after the option `verbatim` is its value whatever it is: argparse would take a text that begins
+    with "-" for an option, and "--" for nothing.
+    """
+    kept = {}
+    for at, word in enumerate(argv):
+        name, equals, text = word.partition("=")
+        if name == verbatim and (equals or at + 1 < len(argv)):
+            kept[verbatim.lstrip("-")] = text if equals else argv[at + 1]
+            argv = argv[:at] + argv[at + 2 - len(equals) :]
+            break
     try:
-        work(parser.parse_args(argv))
+        work(Namespace(**vars(parser.parse_args(argv)) | kept))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

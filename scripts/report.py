@@ -1,6 +1,7 @@
 """`python -m scripts.report RUN`: the page of a run, finished or not; of several with --compare."""
 
 import json
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,12 @@ from configs import UserError
 from configs.cli import Parser, load_config
 from scripts import serve, warn
 
-PARSER = Parser(prog="python -m scripts.report", description=__doc__)
+PARSER = Parser(prog="python -m scripts.report", description=__doc__, allow_abbrev=False)
 PARSER.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder")
 PARSER.add_argument("--compare", nargs="+", type=Path, metavar="RUN", help="two or more runs on one page")
 PARSER.add_argument("--text", help="show the attention on this text")
-PARSER.add_argument(
-    "--out", type=Path, metavar="HTML", help="RUN/report.html, or compare.html beside the first"
-)
+where = "where to write it (default: RUN/report.html, or compare.html beside the first run)"
+PARSER.add_argument("--out", type=Path, metavar="HTML", help=where)
 PARSER.add_argument("--png", type=Path, help="also draw the phase change and the heads of one run")
 
 
@@ -26,20 +26,19 @@ def main(given: Namespace) -> None:
         raise UserError("give one run folder, or --compare and two or more")
     if given.png and given.compare:
         raise UserError("--png draws one run: leave --compare out")
-    from analysis import report
+    from analysis import picture, report
+    from training.loggers import replace_text
 
     names = [folder.resolve().name for folder in folders]
     names = names if len({*names}) == len(names) else [str(folder) for folder in folders]
-    views = [
-        gather(folder, name, given.text, len(names)) for folder, name in zip(folders, names, strict=True)
-    ]
+    views = [gather(path, name, given.text, len(names)) for path, name in zip(folders, names, strict=True)]
+    if given.png and not views[0]["probe"]["step"]:
+        raise UserError(f"{given.run} was not probed (probe.every 0): --png has no heads to draw")
     page = given.out or (folders[0].parent / "compare.html" if given.compare else given.run / "report.html")
     try:
-        report.write(page, views)
+        replace_text(page, report.page(views))
         print(page)
         if given.png:
-            from analysis import picture
-
             picture.draw(given.png, views[0])
             print(given.png)
     except OSError as error:
@@ -53,14 +52,14 @@ def gather(folder: Path, name: str, text: str | None, runs: int) -> dict[str, An
     from training.loggers import read_records
     from training.runs import load_run
 
-    config, records, heads = (
-        load_config(folder),
-        read_records(folder / "metrics.jsonl"),
-        folder / "heads.json",
-    )
+    config, records = load_config(folder), read_records(folder / "metrics.jsonl")
     if not records:
         raise UserError(f"{folder} has no records yet: there is nothing to show")
-    known = json.loads(heads.read_text(encoding="utf-8")) if heads.exists() else None
+    path, known = folder / "heads.json", None
+    try:
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}; resuming the finished run makes it anew") from None
     if steps_in(folder / "checkpoints"):
         saved = load_run(folder)
         warn(saved.faults)
@@ -70,4 +69,4 @@ def gather(folder: Path, name: str, text: str | None, runs: int) -> dict[str, An
 
 
 if __name__ == "__main__":
-    serve(PARSER, main)
+    serve(PARSER, main, sys.argv[1:], verbatim="--text")

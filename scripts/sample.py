@@ -21,25 +21,13 @@ def main(argv: list[str]) -> None:
     add("--prompt", default="", metavar="TEXT", help="text to go on from (default: none, begin with BOS)")
     add("--tokens", type=int, default=200, metavar="N", help="tokens to draw (default: 200)")
     add("--seed", type=int, default=1, metavar="S", help="same seed, same text (default: 1)")
-    add(
-        "--temperature",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="of the softmax; 0: likeliest (default: 1)",
-    )
+    about = "of the softmax; 0: likeliest (default: 1)"
+    add("--temperature", type=float, default=1.0, metavar="X", help=about)
     add("--top_k", type=int, metavar="K", help="draw from the K likeliest tokens (default: from all)")
     add("--top_p", type=float, metavar="P", help="then from the fewest that hold the share P (default: 1)")
     add("--checkpoint", type=int, metavar="STEP", help="weights of this step (default: the newest)")
     add("--no_cache", action="store_true", help="read the whole window for every token: slower, same text")
-    # argparse takes a text that begins with "-" for an option, and "--" for nothing.
-    for at, word in enumerate(argv):
-        name, equals, text = word.partition("=")
-        if name == "--prompt" and (equals or at + 1 < len(argv)):
-            parser.set_defaults(prompt=text if equals else argv[at + 1])
-            argv = argv[:at] + argv[at + 2 - len(equals) :]
-            break
-    serve(parser, sample, argv)
+    serve(parser, sample, argv, verbatim="--prompt")
 
 
 def sample(asked: Namespace) -> None:

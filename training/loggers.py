@@ -14,7 +14,7 @@ class JsonLines:
         if resume_from is not None:  # drop what will be written again, and the end of a run that is not over
             kept = [r for r in read_records(path) if r["step"] <= resume_from and r["kind"] != "end"]
             replace_text(path, "".join(json.dumps(record) + "\n" for record in kept))
-        self._file = path.open("a", buffering=1)
+        self._file = path.open("a", buffering=1, encoding="utf-8")
 
     def write(self, kind: str, step: int, **fields: Any) -> None:
         """One line. A number that is not finite would not be JSON: ValueError."""
@@ -28,14 +28,15 @@ class JsonLines:
 def replace_text(path: Path, text: str) -> None:
     """Write a file so that it holds the old text or the new one, whatever happens."""
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text)
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """All records; a last line that a kill has torn is left out, another broken one is a `UserError`."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    """All records; a last line that a kill has torn is left out, another that is no record: `UserError`."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     try:
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-    except ValueError as error:
-        raise UserError(f"{path} has a line that is not JSON: {error}") from None
+        records = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [record for record in records if record["kind"] and record["step"] >= 0]
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{path} has a line that is no record: {error}") from None

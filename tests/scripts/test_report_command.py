@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+import scripts
 from configs import UserError
 from scripts import report
 from tests.analysis.made_up import heads
@@ -118,3 +119,31 @@ def test_a_run_without_records_has_nothing_to_show(run):
     (run / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match="no records yet"):
         serve(run)
+
+
+@pytest.mark.parametrize("content", ["", "{", "\udcff"])
+def test_heads_json_that_cannot_be_read_is_named(run, content):
+    (run / "heads.json").write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(UserError, match=r"heads\.json cannot be read") as caught:
+        serve(run)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_without_probes_has_no_picture_and_nothing_is_written(tmp_path):
+    run = start(tmp_path, probe={"every": 0}, train={"steps": 1}, optimizer={"warmup_steps": 0})
+    with pytest.raises(UserError, match="not probed"):
+        serve(run, "--png", tmp_path / "a.png", "--out", tmp_path / "a.html")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("a.")]
+
+
+def test_a_picture_is_a_png_whatever_its_name(run, tmp_path):
+    serve(run, "--png", tmp_path / "picture.of.it")
+    assert (tmp_path / "picture.of.it").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("text", ["-1 is 1", "--", "--out", "1+1=2", ""])
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_text_may_begin_like_an_option(text, joined):
+    words, seen = [f"--text={text}"] if joined else ["--text", text], []
+    scripts.serve(report.PARSER, seen.append, ["RUN", *words, "--out", "a.html"], verbatim="--text")
+    assert (seen[0].text, str(seen[0].run), str(seen[0].out)) == (text, "RUN", "a.html")

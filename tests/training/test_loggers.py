@@ -87,9 +87,10 @@ def test_the_folder_holds_nothing_but_the_records(path):
     assert [file.name for file in path.parent.iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_broken_line_is_told_in_one_line(tmp_path):
+@pytest.mark.parametrize("line", ['{"kind": ', "[1, 2]", '{"kind": "train"}', '{"step": 1}', "null", "3"])
+def test_a_line_that_is_no_record_is_told_in_one_line(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"kind": "train", "step": 1}\n{"kind": \n{"kind": "train", "step": 2}\n')
-    with pytest.raises(UserError, match="not JSON") as caught:
+    path.write_text(f'{{"kind": "train", "step": 1}}\n{line}\n{{"kind": "train", "step": 2}}\n')
+    with pytest.raises(UserError, match="no record") as caught:
         read_records(path)
     assert "\n" not in str(caught.value)
