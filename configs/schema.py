@@ -24,7 +24,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
         """`steps: yes` would count as 1."""
         annotation = cls.model_fields[str(info.field_name)].annotation
         parts = value.values() if get_origin(annotation) is dict and isinstance(value, dict) else [value]

@@ -30,13 +30,14 @@ class Mixture:
         self, tokenizer: Tokenizer, sources: dict[str, Source], stages: Sequence[Stage], global_batch: int
     ):
         self.tokenizer, self.sources = tokenizer, sources
-        main = next(iter(sources.values()))
+        first = next(iter(sources))
+        main = sources[first]
         self.symbols, self.bytes_per_token = main.symbols, main.bytes_per_token
         self.validation, self.probe_text = main.validation, main.probe_text
         self.fingerprint = "+".join(source.fingerprint for source in sources.values())
         self.phases: list[Phase] = []
         begin, given = 0, dict.fromkeys(sources, 0)
-        for stage in stages or [Stage(weights={next(iter(sources)): 1.0})]:
+        for stage in stages or [Stage(weights={first: 1.0})]:
             counts = sequences_of(stage.weights, global_batch)
             self.phases.append(Phase(begin, counts, given))
             until = stage.until or begin  # only the last has none
@@ -52,12 +53,13 @@ class Mixture:
         ]
         return Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
-    def describe(self) -> list[str]:
-        """A line for each source, and for each stage where there are several."""
+    def describe(self, steps: int) -> list[str]:
+        """A line for each source and, where they are mixed, for each stage of a run of so many steps."""
         lines = [f"{name}: {source.description}" for name, source in self.sources.items()]
         for phase in self.phases if len(self.sources) > 1 else []:
             mix = " + ".join(f"{count} {name}" for name, count in phase.counts.items())
-            lines.append(f"from step {phase.begin + 1:,} on, each step: {mix}")
+            never = f" (never in {steps:,} steps)" if phase.begin >= steps else ""
+            lines.append(f"from step {phase.begin + 1:,} on, each step: {mix}{never}")
         return lines
 
 

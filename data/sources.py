@@ -1,7 +1,7 @@
 """Batches, and text as a source of them.
 
-A source is an endless sequence of windows, a pure function of the seed: `windows(first, count)`. It has
-`symbols` (the ids that occur in training, BOS left out), `fingerprint` (changes when the data do),
+A source is an endless sequence of windows: `windows(first, count)` is a function of these and the seed alone.
+It has `symbols` (the ids that occur in training, BOS left out), `fingerprint` (changes when the data do),
 `bytes_per_token`, `description`, and for what is held back from training `validation` and `probe_text`.
 """
 

@@ -23,18 +23,18 @@ class Synthetic:
         self.fingerprint = f"{self.name}-{len(symbols)}-{seed}"
 
     def windows(self, first: int, count: int) -> Batch:
-        """`count` windows, drawn afresh for each `first`."""
+        """`count` windows, drawn together: another cut of the sequence gives other ones."""
         return shifted(self._rows(count, self.name, first))
 
     def validation(self, batch_size: int, tokens: int = 0) -> Iterator[Batch]:
-        """A fixed set of sequences from a stream of its own, or about `tokens` of them."""
-        count = min(VALIDATION, max(1, round(tokens / self.T))) if tokens else VALIDATION
-        inputs_BT, targets_BT = shifted(self._rows(count, "validation"))
+        """A fixed set of sequences from a stream of its own, or the first of them, about `tokens`."""
+        count = max(1, round(tokens / self.T)) if tokens else VALIDATION
+        inputs_BT, targets_BT = shifted(self._rows(VALIDATION, "validation")[:count])
         yield from map(Batch, inputs_BT.split(batch_size), targets_BT.split(batch_size))
 
     def probe_text(self, sequences: int, length: int, bos: bool) -> Tensor:
         """Validation sequences, for there is no natural text here; BOS in front if asked."""
-        rows = self._rows(sequences, "validation")
+        rows = self._rows(max(VALIDATION, sequences), "validation")[:sequences]
         return rows[:, int(self.bos is not None and not bos) :][:, :length]
 
     def _rows(self, count: int, purpose: str, *index: int) -> Tensor:
@@ -84,14 +84,15 @@ class Backcopy(Synthetic):
         logits_VV = 2.0 * torch.randn(len(symbols), len(symbols), generator=generator, dtype=torch.float64)
         logits_VV[:, : self.triggers] += 1.5
         self.chain_VV = logits_VV.softmax(-1)
+        self._cumulative_VV = self.chain_VV.cumsum(-1)
         self.description = f"a Markov chain of {len(symbols)} symbols, {self.triggers} of them triggers"
 
     def _draw(self, count: int, length: int, generator: torch.Generator) -> Tensor:
-        cumulative_VV = self.chain_VV.cumsum(-1)
         chance_TB1 = torch.rand(length, count, 1, generator=generator, dtype=torch.float64)
         last = len(self.symbols) - 1
-        rows = torch.randint(self.triggers, last + 1, (1, count), generator=generator).repeat(length, 1)
+        symbol_TB = torch.randint(self.triggers, last + 1, (1, count), generator=generator).repeat(length, 1)
         for t in range(1, length):
-            drawn = torch.searchsorted(cumulative_VV[rows[t - 1]], chance_TB1[t]).squeeze(1).clamp(max=last)
-            rows[t] = torch.where(rows[t - 1] < self.triggers, rows[t - 2], drawn)
-        return rows.T.contiguous()
+            before_B = symbol_TB[t - 1]
+            drawn_B = torch.searchsorted(self._cumulative_VV[before_B], chance_TB1[t]).squeeze(1)
+            symbol_TB[t] = torch.where(before_B < self.triggers, symbol_TB[t - 2], drawn_B.clamp(max=last))
+        return symbol_TB.T.contiguous()

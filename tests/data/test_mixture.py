@@ -170,7 +170,7 @@ def test_a_source_without_stages_is_one_stage_of_that_source(name):
     for step in (1, 2, 30):
         assert torch.equal(alone.batch(step).inputs_BT, staged.batch(step).inputs_BT)
     assert alone.fingerprint == staged.fingerprint
-    assert alone.describe() == staged.describe()
+    assert alone.describe(9) == staged.describe(9)
 
 
 def test_each_window_of_a_text_is_seen_once_an_epoch_though_stages_begin_within_it():
@@ -257,12 +257,12 @@ def test_what_is_drawn_beside_a_text_has_only_symbols_of_its_training_part(name,
 
 
 def test_what_a_run_will_do_is_told_with_a_line_for_each_source_and_stage(tmp_path):
-    lines = load(rows=8, source="text", stages=STAGES, **text(tmp_path)).describe()
+    lines = load(rows=8, source="text", stages=STAGES, **text(tmp_path)).describe(8)
     assert [line.split(":")[0] for line in lines[:3]] == ["text", "repeats", "backcopy"]
     assert lines[3:] == [
         "from step 1 on, each step: 8 repeats",
         "from step 4 on, each step: 6 text + 2 repeats",
         "from step 8 on, each step: 4 backcopy + 4 text",
-        "from step 9 on, each step: 2 text + 4 repeats + 2 backcopy",
+        "from step 9 on, each step: 2 text + 4 repeats + 2 backcopy (never in 8 steps)",
     ]
-    assert len(drawn("repeats").describe()) == 1
+    assert len(drawn("repeats").describe(9)) == 1

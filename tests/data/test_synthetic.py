@@ -160,3 +160,12 @@ def test_a_text_of_too_few_letters_for_triggers_is_refused_with_both_numbers(let
     with pytest.raises(UserError, match=rf"needs 4 distinct tokens.*has {len(letters)}") as caught:
         load(source="text", stages=[{"weights": {"backcopy": 1}}], **data)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["repeats", "backcopy"])
+def test_a_part_of_validation_and_the_probes_are_some_of_all_its_sequences(name):
+    source = drawn(name)
+    whole = torch.cat([batch.inputs_BT for batch in source.validation(64)])
+    part = torch.cat([batch.inputs_BT for batch in source.validation(64, 32 * 8)])
+    assert torch.equal(part, whole[:8])
+    assert torch.equal(source.probe_text(5, whole.size(1), True), whole[:5])
