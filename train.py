@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from analysis import report
-from analysis.heads import describe_heads
+from analysis.heads import describe_heads, in_words
 from analysis.probes import Probes, make_probes, measure, summary
 from analysis.view import view
 from configs import UserError
@@ -53,6 +54,7 @@ class Run:
     optimizers: list[torch.optim.Optimizer]
     probes: Probes | None
     state: checkpoints.State
+    began: float = 0.0  # when the loop would have begun, had nothing interrupted it
 
 
 def main(request: Request) -> int:
@@ -62,14 +64,14 @@ def main(request: Request) -> int:
         fresh = not request.resume or not has_begun(run.folder)
         if not request.resume:
             create(run.folder, to_yaml(run.config), json.dumps(run.source.tokenizer.to_json()))
-        else:
-            if not fresh:
-                resume(run)
-            replace_text(run.folder / "config.yaml", to_yaml(run.config))
+        elif not fresh:
+            resume(run)
+        replace_text(run.folder / "config.yaml", to_yaml(run.config))
         describe(run)
         log = MirroredLog(run.folder, -1 if fresh else run.state.step, run.config, run.state.wandb_id)
-        with log, interruptible() as interrupted:
-            loop(run, log, interrupted, fresh)
+        with log:
+            with interruptible() as interrupted:
+                loop(run, log, interrupted, fresh)
             if finished := run.state.step == run.config.train.steps:
                 conclude(run, log)
     except UserError as error:
@@ -122,7 +124,7 @@ def describe(run: Run) -> None:
     c, m, tokens = run.config, run.config.model, run.config.global_batch * run.config.model.context_length
     shape = f"{m.n_layer} layers x {m.n_head} heads, width {m.d_model}, context {m.context_length}"
     print(f"{run.folder}" + (f", going on after step {run.state.step}" if run.state.step else ""))
-    data = run.source.describe()
+    data = run.source.describe(c.train.steps)
     print(
         "\n         ".join([f"  data   {data[0]}; vocabulary {run.source.tokenizer.vocab_size}", *data[1:]])
     )
@@ -135,13 +137,14 @@ def loop(run: Run, log: MirroredLog, interrupted: Callable[[], bool], fresh: boo
     """Train from `run.state` to the last step, or to a signal; both end with a checkpoint."""
     c, state = run.config, run.state
     step_tokens = c.global_batch * c.model.context_length
-    began = time.perf_counter() - state.seconds
+    run.began = time.perf_counter() - state.seconds
     tokens, seconds = 0, 0.0  # since the last train record, updates alone
     run.model.train()
     line = "{n_fmt}/{total_fmt} steps, {elapsed} gone, {remaining} to go{postfix}\n"  # in a log file
     looks: dict[str, Any] = {} if sys.stderr.isatty() else {"bar_format": line, "mininterval": 10}
     with tqdm(total=c.train.steps, initial=state.step, unit="step", **looks) as bar:
-        stopping = look(run, log, bar, interrupted) if fresh else interrupted()
+        say = bar.write if sys.stderr.isatty() else partial(print, flush=True)
+        stopping = look(run, log, say, interrupted) if fresh else interrupted()
         while state.step < c.train.steps and not stopping:
             started = time.perf_counter()
             share = rate_share(state.step + 1, c.train.steps, c.optimizer)
@@ -155,10 +158,9 @@ def loop(run: Run, log: MirroredLog, interrupted: Callable[[], bool], fresh: boo
                 bar.set_postfix_str(f"loss {loss:.3f}, {rate:,} tokens/s", refresh=False)
                 tokens, seconds = 0, 0.0
             bar.update()
-            state.seconds = time.perf_counter() - began
-            stopping = look(run, log, bar, interrupted)
+            stopping = look(run, log, say, interrupted)
     if state.step == c.train.steps:
-        state.seconds = time.perf_counter() - began
+        state.seconds = time.perf_counter() - run.began
         telemetry_share = state.telemetry_seconds / state.seconds
         log.write("end", state.step, seconds=state.seconds, telemetry_share=telemetry_share)
 
@@ -188,11 +190,8 @@ def update(run: Run, step: int, share: float) -> tuple[float, float]:
     return loss, grad_norm.item()
 
 
-def look(run: Run, log: MirroredLog, bar: tqdm, interrupted: Callable[[], bool]) -> bool:
-    """Evaluate, probe and save where this step asks for it; nothing that the next update will notice.
-
-    True if a signal has come; this step has been saved then.
-    """
+def look(run: Run, log: MirroredLog, say: Callable[[str], None], interrupted: Callable[[], bool]) -> bool:
+    """Evaluate, probe and save where due, unnoticed by the next update; True if a signal came: saved then."""
     c, state, last, folder = run.config, run.state, run.config.train.steps, run.folder / "checkpoints"
     save = state.step in (0, last) or due(c.checkpoint.every, state.step, last)
     save = save or (c.checkpoint.log_spaced and checkpoints.is_log_spaced(state.step))
@@ -205,7 +204,7 @@ def look(run: Run, log: MirroredLog, bar: tqdm, interrupted: Callable[[], bool])
         if not math.isfinite(result["loss"]):
             stop(run, state.step, "the validation loss")
         log.write("eval", state.step, **result)
-        bar.write(f"step {state.step:>6}  validation loss {result['loss']:.4f}")
+        say(f"step {state.step:>6}  validation loss {result['loss']:.4f}")
         if state.best is None or result["loss"] < state.best[0]:
             state.best = result["loss"], state.step
             save = save or c.checkpoint.keep_best
@@ -213,14 +212,14 @@ def look(run: Run, log: MirroredLog, bar: tqdm, interrupted: Callable[[], bool])
         started = time.perf_counter()
         record = measure(run.model, run.probes, bos_trained=c.data.bos)
         log.write("attention", state.step, **record, seconds=time.perf_counter() - started)
-        bar.write(f"step {state.step:>6}  {summary(record)}")
-        elapsed = time.perf_counter() - started
-        state.telemetry_seconds, state.seconds = state.telemetry_seconds + elapsed, state.seconds + elapsed
+        say(f"step {state.step:>6}  {summary(record)}")
+        state.telemetry_seconds += time.perf_counter() - started
     log.flush()
     stopping = interrupted()
     if save or stopping:
         if broken := nonfinite_parameters(run.model):
             stop(run, state.step, broken[0])
+        state.seconds = time.perf_counter() - run.began
         checkpoints.save(folder, run.model, run.optimizers, state)
         checkpoints.prune(folder, c.checkpoint, state.best[1] if state.best else None)
     return stopping
@@ -234,9 +233,10 @@ def conclude(run: Run, log: MirroredLog) -> None:
         heads = describe_heads(run.model, run.probes, c.data.bos, c.run.seed, about)
         replace_text(run.folder / "heads.json", json.dumps(heads, allow_nan=False))
         log.heads(heads)
+        print(in_words(heads))
     records = read_records(run.folder / "metrics.jsonl")
     shown = view(run.folder.name, c, records, heads, run.model, run.source.tokenizer)
-    report.write(run.folder / "report.html", [shown])
+    replace_text(run.folder / "report.html", report.page([shown]))
 
 
 def stop(run: Run, step: int, culprit: str) -> NoReturn:
