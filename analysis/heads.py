@@ -97,8 +97,7 @@ def in_words(document: dict[str, Any]) -> str:
     """The labelled heads of `heads.json` in one line, as `layer.head`, the strongest first."""
     labels = document["summary"]["labels"].items()
     found = [f"{label} {' '.join(f'{i}.{j}' for i, j in heads)}" for label, heads in labels if heads]
-    untyped = f"{document['summary']['untyped']} of {len(document['heads'])} heads without a label"
-    return "; ".join([*found, untyped])
+    return "; ".join([*found, f"untyped {document['summary']['untyped']} of {len(document['heads'])}"])
 
 
 def _summary(heads: list[dict[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from analysis.heads import describe_heads, labels_of
+from analysis.heads import describe_heads, in_words, labels_of
 from analysis.probes import Probes, make_probes, score
 from configs.schema import Config
 from data import load_source
@@ -37,6 +37,7 @@ def test_heads_of_a_circuit_set_by_hand_get_their_labels_and_the_silent_ones_non
     found = {"induction": [[1, 0]], "previous-token": [[0, 0]]}
     assert {label: heads for label, heads in document["summary"]["labels"].items() if heads} == found
     assert document["summary"]["untyped"] == 2
+    assert in_words(document) == "induction 1.0; previous-token 0.0; untyped 2 of 4"
 
 
 @pytest.mark.parametrize("passes", [15, 31])
