@@ -143,20 +143,20 @@ function frame(run, name, step) {
   return { z, text };
 }
 
-function drawMap(parent, name, run) {
+function drawMap(parent, name, run, heading) {
   const node = make("div", parent), { z, text } = frame(run, name, steps.at(-1));
   const [L, H] = [z.length, z[0]?.length || 1], [zmin, zmax] = rangeOf(name), cell = Math.min(44, 190 / Math.max(L, H));
   const ticks = { dtick: Math.ceil(Math.max(L, H) / 8), showgrid: false, zeroline: false, ticks: "", tickfont: { size: 11 }, fixedrange: true };
   const bar = { thickness: 8, outlinewidth: 0, tickvals: [zmin, zmax], ticktext: [zmin, zmax].map((v) => String(+v.toPrecision(2))), tickfont: { size: 10 }, xpad: 4 };
   Plotly.newPlot(node, [{
-    type: "heatmap", z, text, zmin, zmax, xgap: 1, ygap: 1, colorscale: [[0, "#f4f4f4"], [1, kindColour(name)]],
+    type: "heatmap", z, text, zmin, zmax, xgap: 1, ygap: 1, colorscale: [[0, "#f4f4f4"], [1, kindColour(name.replace(/_(short|long)$/, ""))]],
     colorbar: bar, hovertemplate: "%{text}<extra></extra>", hoverongaps: true,
   }], {
     font: FONT, width: 66 + Math.max(90, cell * H), height: 24 + Math.max(40, cell * L), margin: { l: 22, r: 44, t: 4, b: 20 },
     xaxis: { ...ticks, range: [-0.5, H - 0.5] }, yaxis: { ...ticks, range: [L - 0.5, -0.5] }, plot_bgcolor: "#fff",
   }, { ...CONFIG, displayModeBar: false, responsive: false });
   node.dataset.name = name;
-  maps.push({ node, run, name });
+  maps.push({ node, run, name, heading });
 }
 
 function drawCards(parent, names) {
@@ -168,8 +168,9 @@ function drawCards(parent, names) {
     runs.forEach((run, r) => {
       if (!run.maps.scores[name]) return;
       const cell = make("div", row);
-      if (several) make("h4", cell, run.name).style.setProperty("--c", runColour(r));
-      drawMap(cell, name, run);
+      const heading = several ? make("h4", cell, run.name) : null;
+      heading?.style.setProperty("--c", runColour(r));
+      drawMap(cell, name, run, heading);
     });
   }
 }
@@ -182,8 +183,9 @@ function drawMaps() {
   const show = () => {
     const step = steps[slider.value];
     document.getElementById("at").textContent = `step ${step.toLocaleString("en")}`;
-    for (const { node, run, name } of maps) {
-      const { z, text } = frame(run, name, step);
+    for (const { node, run, name, heading } of maps) {
+      const { z, text } = frame(run, name, step), last = run.maps.step.at(-1);
+      if (heading) heading.textContent = last < step ? `${run.name}, its last step ${last.toLocaleString("en")}` : run.name;
       if (node.offsetParent) Plotly.restyle(node, { z: [z], text: [text] });
     }
   };

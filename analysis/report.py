@@ -5,11 +5,14 @@ Whatever a run brings along (names, corpus, labels) is text to the page, never m
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from plotly.offline import get_plotlyjs
 
+from analysis.heads import LABELS
 from analysis.view import FORMED, KINDS, View
+from configs.schema import TEXTS
 
 MEANINGS = {
     "induction": "weight on the token that followed the current one last time",
@@ -27,7 +30,7 @@ MEANINGS = {
     "max_logit": "largest scaled score before the softmax",
     "head_norm": "size of what the head adds, over the layer's mean",
 }
-RUN_COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"]
+RUN_COLOURS = ["#332288", "#ddaa33", "#882255", "#88ccee", "#999933", "#000000"]  # none is that of a label
 SHARES = sorted({*MEANINGS} - {"entropy", "max_logit", "head_norm"})  # from 0 to 1 by definition
 DRAWN = ["name", "stages", "validated_on", "train", "eval", "probe", "best", "maps"]
 DRAWN += ["nulls", "chosen", "kind", "attention"]
@@ -44,6 +47,9 @@ def page(views: Sequence[View]) -> str:
         views=views,
         kinds=KINDS,
         formed_at=FORMED,
+        texts=TEXTS,
+        rules=LABELS,
+        differing=differing(views),
         meanings=MEANINGS,
         colours=RUN_COLOURS,
         label_colours=dict(KINDS.values()),
@@ -52,3 +58,21 @@ def page(views: Sequence[View]) -> str:
         script=(here / "report.js").read_text(encoding="utf-8"),
         style=(here / "report.css").read_text(encoding="utf-8"),
     )
+
+
+def differing(views: Sequence[View]) -> dict[str, list[Any]]:
+    """The settings that are not the same in all runs, by key, but for where a run lies and is logged."""
+    settings = [
+        {
+            f"{name}.{key}": value
+            for name, keys in view["config"].model_dump().items()
+            for key, value in keys.items()
+        }
+        for view in views
+    ]
+    found = {key: [setting[key] for setting in settings] for key in settings[0]}
+    return {
+        key: values
+        for key, values in found.items()
+        if any(value != values[0] for value in values) and key != "run.dir" and not key.startswith("log.")
+    }

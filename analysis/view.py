@@ -6,7 +6,7 @@ from typing import Any
 from analysis import patterns
 from analysis.heads import LABELS
 from analysis.probes import best
-from configs.schema import Config
+from configs.schema import TEXTS, Config
 from data.tokenizers import Tokenizer
 from model.transformer import GPT
 
@@ -70,7 +70,10 @@ def view(
     }
     if model is not None and tokenizer is not None:
         example = (heads or {}).get("probe", {}).get("example")
-        for title, tokens in _texts(text, example, tokenizer, config.model.context_length).items():
+        texts = _texts(text, example, tokenizer, config)
+        if text is None and chosen and chosen[0]["kind"] == "induction":
+            texts = dict(reversed(texts.items()))  # what an induction head does is clearest on random tokens
+        for title, tokens in texts.items():
             weights = _weights(model, tokens, [*chosen, *table], runs)
             shown["attention"].append(
                 {"title": title, "tokens": patterns.visible(tokens, tokenizer), "thousandths": weights}
@@ -113,10 +116,15 @@ def _stages(config: Config) -> list[dict[str, Any]]:
     return [{"after": step, "mix": " : ".join(mix)} for step, mix in zip(borders, mixes, strict=True)]
 
 
-def _formed(winners: Sequence[Any], probed: Records) -> int | None:
-    """The first step at which the best head of a kind counts as one."""
+def _formed(winners: Sequence[Any], probed: Records) -> tuple[int, str] | None:
+    """The first step at which some head counts as one of a kind, and which: it need not be the last best."""
     return next(
-        (r["step"] for r, found in zip(probed, winners, strict=True) if found and found[0] >= FORMED), None
+        (
+            (r["step"], found[1])
+            for r, found in zip(probed, winners, strict=True)
+            if found and found[0] >= FORMED
+        ),
+        None,
     )
 
 
@@ -181,14 +189,15 @@ def _kinds(table: Sequence[dict[str, Any]], chosen: Sequence[dict[str, Any]]) ->
 
 
 def _texts(
-    given: str | None, example: list[int] | None, tokenizer: Tokenizer, context_length: int
+    given: str | None, example: list[int] | None, tokenizer: Tokenizer, config: Config
 ) -> dict[str, list[int]]:
     """What the model reads, by title. Random tokens are those of the example: they occur in training."""
-    texts = {}
+    texts, context_length = {}, config.model.context_length
     if given is not None:
         texts["your text"] = patterns.encode(given, tokenizer, context_length)
     elif example is not None:
-        texts["validation text, two times"] = patterns.twice(
+        what = "text" if config.data.source in TEXTS else "sequence"
+        texts[f"validation {what}, two times"] = patterns.twice(
             patterns.phrase(example, tokenizer), tokenizer, context_length
         )
     symbols = example or [token for token in range(tokenizer.vocab_size) if token != tokenizer.bos]

@@ -14,7 +14,7 @@ PARSER = Parser(prog="python -m scripts.report", description=__doc__, allow_abbr
 PARSER.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder")
 PARSER.add_argument("--compare", nargs="+", type=Path, metavar="RUN", help="two or more runs on one page")
 PARSER.add_argument("--text", help="show the attention on this text")
-where = "where to write it (default: RUN/report.html, or compare.html beside the first run)"
+where = "where to write it (default: RUN/report.html, or compare-RUN-RUN.html beside the first run)"
 PARSER.add_argument("--out", type=Path, metavar="HTML", help=where)
 PARSER.add_argument("--png", type=Path, help="also draw the phase change and the heads of one run")
 
@@ -34,7 +34,11 @@ def main(given: Namespace) -> None:
     views = [gather(path, name, given.text, len(names)) for path, name in zip(folders, names, strict=True)]
     if given.png and not views[0]["probe"]["step"]:
         raise UserError(f"{given.run} was not probed (probe.every 0): --png has no heads to draw")
-    page = given.out or (folders[0].parent / "compare.html" if given.compare else given.run / "report.html")
+    page = given.out or (
+        folders[0].parent / f"compare-{'-'.join(folder.resolve().name for folder in folders)[:100]}.html"
+        if given.compare
+        else given.run / "report.html"
+    )
     try:
         replace_text(page, report.page(views))
         print(page)

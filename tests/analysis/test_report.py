@@ -8,6 +8,7 @@ import pytest
 
 from analysis import picture, report
 from analysis.view import view
+from configs.schema import Config
 from data.tokenizers import CharTokenizer
 from model.transformer import GPT
 from tests.analysis.made_up import SCORES, attention, config, heads, records
@@ -64,8 +65,8 @@ def test_the_head_of_the_page_says_in_words_what_came_out():
     assert "A GPT of 4 layers x 4 heads, width 128, context 32." in page
     assert "Trained on shakespeare: 300 steps of 1,024 tokens each, in 12 seconds." in page
     assert "validation loss 1.25 ± 0.010 nats per token; 2.50 bits per byte" in page
-    assert "best induction 0.13 head 1.1; 0.3 never reached" in page
-    assert "best sink 0.33 head 1.1; 0.3 reached at step 0" in page
+    assert "best induction 0.13 head 1.1; none reached 0.3" in page
+    assert "best sink 0.33 head 1.1; first at 0.3: head 1.1, step 0" in page
     assert "loss on a repeat 1.00 nats per token; 4.50 the first time" in page
 
 
@@ -78,7 +79,7 @@ def test_an_unfinished_run_says_how_far_it_is():
 
 def test_scores_that_were_never_finite_are_none():
     empty = {name: [[None, None], [None, None]] for name in SCORES}
-    assert "best sink none head none; 0.3 never reached" in words(
+    assert "best sink none head none; none reached 0.3" in words(
         write(view("run", config(), [attention(0, **empty)]))
     )
 
@@ -140,3 +141,32 @@ def test_the_loss_of_a_single_window_stands_without_its_error():
     assert "validation loss 1.25 nats per token; 2.50 bits per byte" in words(
         write(view("run", config(), one))
     )
+
+
+def test_settings_that_differ_between_runs_are_told_and_places_are_not():
+    def run(**changes):
+        made = Config.model_validate({"run": {"dir": f"runs/{changes}"}, "model": changes})
+        return view("run", made, records())
+
+    found = report.differing([run(sink="zero"), run(sink="none"), run(sink="none", gate=True)])
+    assert found == {"model.sink": ["zero", "none", "none"], "model.gate": [False, False, True]}
+    page = words(write(run(sink="zero"), run(sink="none")))
+    assert "What differs run run model.sink zero none" in page
+    assert "What differs" not in words(write(run()))
+
+
+def test_a_head_that_looks_two_back_is_labelled_as_that():
+    labels = {(0, 0): ["previous-token"], (1, 1): ["previous-token"]}
+    known = heads(labels=labels)
+    for head in known["heads"]:
+        head["scores"] |= (
+            {"previous": 0.2, "previous2": 0.6} if head["layer"] else {"previous": 0.6, "previous2": 0.2}
+        )
+    page = write(view("run", config(), records(), known))
+    assert page.count("previous-token, two back</span>") == 1
+
+
+def test_bits_per_byte_are_of_text():
+    drawn = Config.model_validate({"data": {"source": "repeats"}})
+    assert "bits per byte" not in write(view("run", drawn, records()))
+    assert "bits per byte" in write(view("run", config(), records()))

@@ -50,7 +50,7 @@ def test_the_best_head_is_named_at_each_step():
     assert shown(recorded=found)["best"]["sink"][2] == [0.9, "1.0"]
     assert shown(recorded=found)["best"]["sink"][3] == [0.33, "1.1"]
     assert shown(recorded=found)["formed"] == {
-        k: None if k in ("induction", "previous") else 0 for k in KINDS
+        k: None if k in ("induction", "previous") else [0, "1.1"] for k in KINDS
     }
 
 

@@ -179,7 +179,11 @@ def test_runs_of_other_shapes_and_statistics_stand_side_by_side(show):
     assert drawn(page, "sink", 0) == expected("sink", 100)
     assert drawn(page, "sink", 1) == expected("sink", 150, 1, 1)
     assert page.locator("[data-name='own']").count() == 1
-    assert page.locator("table").count() == page.locator(".matrix .main-svg").count() / 3 == 2
+    assert page.locator("main table").count() == page.locator(".matrix .main-svg").count() / 3 == 2
+    assert "model.n_layer" in page.locator("header table").inner_text()
+    slide(page, 5)
+    last = page.locator("[data-name='sink']").nth(1).locator("xpath=../h4").inner_text()
+    assert last == "second, its last step 150"
 
 
 def test_each_run_has_one_colour_and_one_run_a_colour_per_kind(show, plain):

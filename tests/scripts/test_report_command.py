@@ -87,8 +87,8 @@ def test_what_was_switched_off_is_left_out(tmp_path, off):
 
 def test_runs_are_compared_on_one_page_beside_the_first(run, finished, tmp_path, capsys):
     serve("--compare", run, finished)
-    assert capsys.readouterr().out == f"{tmp_path / 'compare.html'}\n"
-    first, second = data(tmp_path / "compare.html")
+    assert capsys.readouterr().out == f"{tmp_path / 'compare-run-run.html'}\n"
+    first, second = data(tmp_path / "compare-run-run.html")
     assert (first["name"], second["name"]) == (str(run), str(finished))  # both folders are named `run`
     assert first["maps"] == second["maps"]
 
