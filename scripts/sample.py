@@ -3,6 +3,7 @@
 import codecs
 import math
 import sys
+import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,13 @@ def sample(asked: Namespace) -> None:
     ids = generate(model, prompt, asked.tokens, generator=generator, **options)
     print(asked.prompt, end="", flush=True)
     # The decoder holds back the bytes of a character until it is whole.
+    began = time.perf_counter()
     for text in codecs.iterdecode((tokenizer.decode_bytes([i]) for i in ids), "utf-8", "replace"):
         print(text, end="", flush=True)
-    print()
+    rate = asked.tokens / (time.perf_counter() - began)
+    print(flush=True)
+    if sys.stderr.isatty():
+        print(f"{asked.tokens} tokens, {rate:,.0f} a second", file=sys.stderr)
 
 
 if __name__ == "__main__":
