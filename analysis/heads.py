@@ -126,7 +126,8 @@ def _interval(model: GPT, probes: Probes, generator: torch.Generator) -> tuple[S
     single = [score(model, probes.only(n))[0] for n in range(len(probes.text))]
     drawn = torch.randint(len(single), (RESAMPLES, len(single)), generator=generator)
     resampled = {name: torch.stack([one[name] for one in single])[drawn].mean(1) for name in single[0]}
-    resampled |= {name: torch.full_like(resampled[name], math.nan) for name in NOT_MEANS}
+    unknown = NOT_MEANS if len(single) > 1 else resampled  # of one sequence nothing can be resampled
+    resampled |= {name: torch.full_like(resampled[name], math.nan) for name in unknown}
     bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
     quantiles = {name: means.quantile(bounds, dim=0) for name, means in headlines(resampled).items()}
     return {name: q[0] for name, q in quantiles.items()}, {name: q[1] for name, q in quantiles.items()}

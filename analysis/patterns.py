@@ -7,7 +7,7 @@ from torch import Tensor
 
 from analysis.capture import observe
 from configs import UserError
-from data.tokenizers import Tokenizer
+from data.tokenizers import ByteTokenizer, Tokenizer
 from model.attention import Observation
 from model.backends import naive
 from model.transformer import GPT
@@ -66,6 +66,7 @@ def visible(tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:
     shown = []
     for token in tokens:
         text = tokenizer.decode([token])
-        text = f"\\x{token:02x}" if text == "\ufffd" else "".join(SYMBOLS.get(c, c) for c in text)
+        part = isinstance(tokenizer, ByteTokenizer) and text == "\ufffd"
+        text = f"\\x{token:02x}" if part else "".join(SYMBOLS.get(c, c) for c in text)
         shown.append("BOS" if token == tokenizer.bos else text if text.isprintable() else repr(text)[1:-1])
     return shown

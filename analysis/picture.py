@@ -30,7 +30,8 @@ def draw(path: Path, view: View) -> None:
     losses.set(ylim=(0, None), ylabel="loss", xlabel="step", xlim=(0, None))
     for axes in (scores, losses):
         axes.legend(frameon=False, loc="best")
-    for stage in view["stages"]:
+    last = view["probe"]["step"][-1]
+    for stage in (stage for stage in view["stages"] if stage["after"] < max(last, 1)):
         scores.annotate(stage["mix"], (stage["after"], 1), (3, 4), textcoords="offset points", color=GREY)
     for n, kind in enumerate(SHOWN):
         _map(figure.add_subplot(grid[2 * n : 2 * n + 2, 1]), view, kind)
@@ -44,7 +45,7 @@ def _line(
     style: Any = {"color": colour, "linewidth": 2.2, "marker": "o", "markersize": 3, "label": label}
     axes.plot(view["probe"]["step"], numbers, linestyle, **style)
     axes.spines[["top", "right"]].set_visible(False)
-    for stage in view["stages"][1:]:
+    for stage in (stage for stage in view["stages"][1:] if stage["after"] < view["probe"]["step"][-1]):
         axes.axvline(stage["after"], color=GREY, linewidth=0.8, linestyle=":")
 
 

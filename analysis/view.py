@@ -37,7 +37,8 @@ def view(
     of a text of the probe, two times. Raises `UserError` for a text that the model cannot read.
     """
     of = {kind: [r for r in records if r["kind"] == kind] for kind in ("train", "eval", "attention", "end")}
-    probed, stages = of["attention"], _stages(config)
+    formed = {kind: _formed(of["attention"], kind) for kind in KINDS if of["attention"]}
+    probed, stages = thin(of["attention"], MOST_POINTS // runs), _stages(config)
     table = _table(heads, probed[-1]["scores"] if probed else {})
     chosen = _chosen(table, typed=heads is not None)
     winners = {kind: _digits([best(r["scores"][kind]) for r in probed]) for kind in KINDS if probed}
@@ -50,12 +51,12 @@ def view(
         "stages": stages,
         "validated_on": config.data.source,
         "train": _training(of["train"], [stage["after"] for stage in stages]),
-        "eval": _columns(of["eval"], "loss", "loss_sem", "bits_per_byte"),
+        "eval": _columns(thin(of["eval"], MOST_POINTS // runs), "loss", "loss_sem", "bits_per_byte"),
         "probe": _columns(
             [r["model"] | {"step": r["step"]} for r in probed], "repeat_loss_1", "repeat_loss_2"
         ),
         "best": winners,
-        "formed": {kind: _formed(found, probed) for kind, found in winners.items()},
+        "formed": formed,
         "maps": _maps(probed, MOST_CELLS // runs),
         "heads": table[: MOST_HEADS // runs],
         "more_heads": max(0, len(table) - MOST_HEADS // runs),
@@ -116,16 +117,10 @@ def _stages(config: Config) -> list[dict[str, Any]]:
     return [{"after": step, "mix": " : ".join(mix)} for step, mix in zip(borders, mixes, strict=True)]
 
 
-def _formed(winners: Sequence[Any], probed: Records) -> tuple[int, str] | None:
+def _formed(probed: Records, kind: str) -> tuple[int, str] | None:
     """The first step at which some head counts as one of a kind, and which: it need not be the last best."""
-    return next(
-        (
-            (r["step"], found[1])
-            for r, found in zip(probed, winners, strict=True)
-            if found and found[0] >= FORMED
-        ),
-        None,
-    )
+    winners = ((record["step"], best(record["scores"][kind])) for record in probed)
+    return next(((step, found[1]) for step, found in winners if found and found[0] >= FORMED), None)
 
 
 def _columns(records: Records, *keys: str) -> dict[str, list]:

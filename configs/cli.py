@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import io
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -101,8 +102,16 @@ def parse(argv: list[str]) -> Request:
     return Request(config, folder, arguments.print_config)
 
 
+def show_anything() -> None:
+    """A terminal that cannot show a character gets an escape for it instead of ending the run."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def parse_or_exit(argv: list[str]) -> Request:
     """`parse`, with `--print_config` served and errors shown: one message, no traceback, exit code 2."""
+    show_anything()
     try:
         if not argv:
             start = f"--config FILE (configs/ has {', '.join(presets())})"
@@ -151,6 +160,8 @@ def read_yaml(path: Path, missing: str) -> dict[str, Any]:
 
 def load_config(folder: Path) -> Config:
     """The configuration of a run. Raises `UserError` where the folder is no run."""
+    if str(folder) != str(folder).encode(errors="ignore").decode():
+        raise UserError(f"{str(folder)!r} is no name in UTF-8: rename the folder")
     return validate(read_yaml(folder / "config.yaml", f"{folder} is no run folder: it has no config.yaml"))
 
 

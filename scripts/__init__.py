@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 
 from configs import UserError
-from configs.cli import Parser
+from configs.cli import Parser, show_anything
 
 
 def serve(parser: Parser, work: Callable[[Namespace], None], argv: list[str], verbatim: str) -> None:
@@ -22,6 +22,7 @@ def serve(parser: Parser, work: Callable[[Namespace], None], argv: list[str], ve
             kept[verbatim.lstrip("-")] = text if equals else argv[at + 1]
             argv = argv[:at] + argv[at + 2 - len(equals) :]
             break
+    show_anything()
     try:
         work(Namespace(**vars(parser.parse_args(argv)) | kept))
     except UserError as error:
@@ -29,6 +30,9 @@ def serve(parser: Parser, work: Callable[[Namespace], None], argv: list[str], ve
         sys.exit(2)
     except BrokenPipeError:  # as in `| head`: the reader has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end of Python
+    except OSError as error:
+        print(f"stopped: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -46,7 +46,7 @@ def main(given: Namespace) -> None:
             picture.draw(given.png, views[0])
             print(given.png)
     except OSError as error:
-        raise UserError(f"cannot write {error.filename}: {error.strerror}") from None
+        raise UserError(f"cannot write {error.filename or page}: {error.strerror}") from None
 
 
 def gather(folder: Path, name: str, text: str | None, runs: int) -> dict[str, Any]:
@@ -62,7 +62,10 @@ def gather(folder: Path, name: str, text: str | None, runs: int) -> dict[str, An
     path, known = folder / "heads.json", None
     try:
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    except (OSError, ValueError) as error:
+        size = config.model.n_layer, config.model.n_head
+        if known and any(head["layer"] >= size[0] or head["head"] >= size[1] for head in known["heads"]):
+            raise ValueError("it has heads that the model has not")
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} cannot be read: {error}; resuming the finished run makes it anew") from None
     if steps_in(folder / "checkpoints"):
         saved = load_run(folder)

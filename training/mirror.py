@@ -43,7 +43,13 @@ class MirroredLog(JsonLines):
         if config.log.wandb == "disabled":
             return
         with self._forgiving():
-            self._run = _open(folder, config, run_id)
+            own: dict[str, str | None] = {
+                "WANDB_RUN_ID": None,
+                "WANDB_SWEEP_ID": None,
+            }  # a sweep's id would win over ours
+            own |= {} if config.log.wandb == "auto" else {"WANDB_MODE": config.log.wandb}
+            with _environment(own):
+                self._run = _open(folder, config, run_id)
             for record in read_records(folder / "metrics.jsonl"):
                 self._mirror(record)
             self.flush()
@@ -178,6 +184,25 @@ def _open(folder: Path, config: Config, run_id: str) -> Any:
     return run
 
 
+@contextmanager
+def _environment(changes: dict[str, str | None]) -> Iterator[None]:
+    """Variables set, or unset for None, and as they were before when the block ends."""
+    before = {name: os.environ.get(name) for name in changes}
+    try:
+        _set(changes)
+        yield
+    finally:
+        _set(before)
+
+
+def _set(variables: dict[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
 def _end(run: Any, exit_code: int) -> None:
     """Finish the run and wandb's service; nothing of them is left to the next run of this process."""
     import wandb
@@ -190,7 +215,7 @@ def _end(run: Any, exit_code: int) -> None:
 
 
 def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _warn(message: str) -> None:

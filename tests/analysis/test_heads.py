@@ -188,3 +188,8 @@ def test_the_document_is_plain_json_with_every_head_once() -> None:
     assert document["model"] | {"run": "a", "step": 3, "n_layer": 2, "n_head": 4} == document["model"]
     assert len(document["probe"]["example"]) == T
     assert not math.isnan(document["summary"]["repeat_loss_2"])
+
+
+def test_one_sequence_has_no_interval():
+    for head in described(small(), probes_of(CONFIG, 1))["heads"]:
+        assert set(head["ci"].values()) == {None}

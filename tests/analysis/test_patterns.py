@@ -125,3 +125,8 @@ def test_a_text_of_ones_own_is_encoded_as_it_is_behind_bos():
 def test_a_text_that_cannot_be_read_is_refused(text, said):
     with pytest.raises(UserError, match=said):
         patterns.encode(text, CHARACTERS, 17)
+
+
+def test_a_replacement_character_is_a_character_and_half_a_character_a_byte():
+    assert patterns.visible([0, 1], CharTokenizer("a\ufffd", bos=True)) == ["a", "\ufffd"]
+    assert patterns.visible([0x61, 0xE9], ByteTokenizer(bos=True)) == ["a", "\\xe9"]

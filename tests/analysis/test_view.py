@@ -192,3 +192,18 @@ def test_the_weights_under_a_name_are_those_of_that_layer_and_head():
         layer, head = map(int, name.split("."))
         for t, row in enumerate(rows):
             assert row == pytest.approx((1000 * A_LHTT[layer, head, t, : t + 1]).tolist(), abs=0.501)
+
+
+def test_a_long_run_is_thinned_to_what_a_page_can_hold_and_its_first_heads_are_still_known():
+    probed = [attention(step, induction=[[0.1, 0.0], [0.0, 0.0]]) for step in range(5000)]
+    probed[1233]["scores"]["induction"] = [
+        [0.9, 0.0],
+        [0.0, 0.0],
+    ]  # for one step, which thinning may leave out
+    evaluated = [
+        {"kind": "eval", "step": n, "loss": 1.0, "loss_sem": 0.1, "bits_per_byte": 2.0} for n in range(5000)
+    ]
+    found = shown(recorded=[*probed, *evaluated])
+    assert max(len(found[part]["step"]) for part in ("eval", "probe", "maps")) <= MOST_POINTS
+    assert all(len(winners) <= MOST_POINTS for winners in found["best"].values())
+    assert found["formed"]["induction"] == [1233, "0.0"]

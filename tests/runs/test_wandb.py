@@ -1,5 +1,6 @@
 """Whole runs under the eyes of Weights & Biases, offline: killed, moved, extended, interrupted."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -154,3 +155,18 @@ def test_what_the_mirror_does_with_a_probe_counts_as_telemetry(tmp_path, monkeyp
     end = read_records(run / "metrics.jsonl")[-1]
     assert slept
     assert end["telemetry_share"] * end["seconds"] > sum(slept)
+
+
+def test_what_the_environment_says_is_overruled_where_the_configuration_or_the_run_knows(
+    tmp_path, monkeypatch
+):
+    said = {"WANDB_MODE": "garbage", "WANDB_SWEEP_ID": "sweep", "WANDB_RUN_ID": "zzz"}
+    with monkeypatch.context() as patch:
+        for name, value in said.items():
+            patch.setenv(name, value)
+        run = start(tmp_path, log=OFFLINE)
+        assert {name: os.environ[name] for name in said} == said
+    told = assert_told(run)
+    assert told.run["run_id"] != "zzz"
+    assert go_on(run, "--train.steps", "21") == 0
+    assert assert_told(run).run["run_id"] == told.run["run_id"]

@@ -284,3 +284,17 @@ def test_text_arrives_while_it_is_drawn_and_a_reader_who_has_enough_ends_it_quie
         process.wait(timeout=60)
         assert process.stderr.read() == b""
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(("into", "code"), [("/dev/null", 0), ("/dev/full", 1)])
+def test_a_terminal_without_the_characters_and_a_full_disk_are_no_tracebacks(runs, into, code):
+    if not Path(into).exists():
+        pytest.skip(f"no {into} here")
+    command = [sys.executable, "-m", "scripts.sample", runs["byte"], "--prompt", "1€", "--tokens", "30"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    with open(into, "w") as out:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
