@@ -80,12 +80,11 @@ def main(request: Request) -> int:
     except (Stopped, OSError) as error:
         print(f"stopped: {error}", file=sys.stderr)
         return 1
-    print(
-        f"{run.folder} is complete: open {run.folder / 'report.html'}"
-        if finished
-        else f"interrupted; go on with --resume {run.folder}"
-    )
-    return 0 if finished else 130
+    if finished:
+        print(f"{run.folder} is complete: open {run.folder / 'report.html'}")
+        return 0
+    print(f"interrupted; go on with --resume {run.folder}")
+    return 130
 
 
 def build(request: Request) -> Run:
