@@ -28,11 +28,12 @@ def serve(parser: Parser, work: Callable[[Namespace], None], argv: list[str], ve
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # as in `| head`: the reader has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end of Python
     except OSError as error:
-        print(f"stopped: {error}", file=sys.stderr)
-        sys.exit(1)
+        # What stdout still holds cannot be written either: Python must not try at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # as in `| head`: the reader has enough
+            print(f"stopped: {error}", file=sys.stderr)
+            sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 
