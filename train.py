@@ -32,6 +32,7 @@ from configs.schema import Config
 from configs.seeds import seed_for
 from data import load_source
 from data.mixture import Mixture
+from model.layers import PRECISIONS
 from model.transformer import GPT
 from training import Stopped, checkpoints
 from training.evaluation import evaluate
@@ -98,7 +99,7 @@ def build(request: Request) -> Run:
         model = GPT(config.model, source.tokenizer.vocab_size, generator)
     except (RuntimeError, MemoryError) as error:
         raise UserError(f"the model does not fit in memory: {str(error).splitlines()[0]}") from None
-    model.compute_in(torch.bfloat16 if config.train.precision == "bf16" else torch.float32)
+    model.compute_in(PRECISIONS[config.train.precision])
     optimizers = make_optimizers(model, config.optimizer)
     probes = make_probes(source, T, config.probe.sequences, seed) if config.probe.every else None
     state = checkpoints.State(fingerprint=source.fingerprint)

@@ -46,14 +46,14 @@ def shuffled(symbols: Sequence[int]) -> list[int]:
 
 def twice(block: Sequence[int], tokenizer: Tokenizer, context_length: int) -> list[int]:
     """BOS, where there is one, and a block two times, cut to what fits: what an induction head answers to."""
-    bos = [] if tokenizer.bos is None else [tokenizer.bos]
+    bos = _bos(tokenizer)
     block = block[: min(LONGEST_BLOCK, (context_length - len(bos)) // 2)]
     return [*bos, *block, *block]
 
 
 def encode(text: str, tokenizer: Tokenizer, context_length: int) -> list[int]:
     """`text` as it is, behind BOS where there is one. Raises `UserError` where it does not fit."""
-    tokens = [*([] if tokenizer.bos is None else [tokenizer.bos]), *tokenizer.encode(text).tolist()]
+    tokens = [*_bos(tokenizer), *tokenizer.encode(text).tolist()]
     most = min(LONGEST_TEXT, context_length)
     if not text or len(tokens) > most:
         size = f"gives {len(tokens)} tokens" if text else "is empty"
@@ -70,3 +70,7 @@ def visible(tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:
         text = f"\\x{token:02x}" if part else "".join(SYMBOLS.get(c, c) for c in text)
         shown.append("BOS" if token == tokenizer.bos else text if text.isprintable() else repr(text)[1:-1])
     return shown
+
+
+def _bos(tokenizer: Tokenizer) -> list[int]:
+    return [] if tokenizer.bos is None else [tokenizer.bos]

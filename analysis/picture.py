@@ -15,6 +15,8 @@ GREY = "#555555"
 
 def draw(path: Path, view: View) -> None:
     """Write a PNG, 1600 pixels wide, of a run that was probed."""
+    last = view["probe"]["step"][-1]
+    view = view | {"stages": [stage for stage in view["stages"] if stage["after"] < max(last, 1)]}
     figure = Figure(figsize=(10, 5), dpi=160, layout="constrained")
     grid = figure.add_gridspec(6, 2, width_ratios=[4, 1])
     scores = figure.add_subplot(grid[:4, 0])
@@ -30,8 +32,7 @@ def draw(path: Path, view: View) -> None:
     losses.set(ylim=(0, None), ylabel="loss", xlabel="step", xlim=(0, None))
     for axes in (scores, losses):
         axes.legend(frameon=False, loc="best")
-    last = view["probe"]["step"][-1]
-    for stage in (stage for stage in view["stages"] if stage["after"] < max(last, 1)):
+    for stage in view["stages"]:
         scores.annotate(stage["mix"], (stage["after"], 1), (3, 4), textcoords="offset points", color=GREY)
     for n, kind in enumerate(SHOWN):
         _map(figure.add_subplot(grid[2 * n : 2 * n + 2, 1]), view, kind)
@@ -45,7 +46,7 @@ def _line(
     style: Any = {"color": colour, "linewidth": 2.2, "marker": "o", "markersize": 3, "label": label}
     axes.plot(view["probe"]["step"], numbers, linestyle, **style)
     axes.spines[["top", "right"]].set_visible(False)
-    for stage in (stage for stage in view["stages"][1:] if stage["after"] < view["probe"]["step"][-1]):
+    for stage in view["stages"][1:]:
         axes.axvline(stage["after"], color=GREY, linewidth=0.8, linestyle=":")
 
 

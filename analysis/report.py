@@ -12,6 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from analysis.heads import LABELS
 from analysis.view import FORMED, KINDS, View
+from configs.cli import flat
 from configs.schema import TEXTS
 
 MEANINGS = {
@@ -62,14 +63,7 @@ def page(views: Sequence[View]) -> str:
 
 def differing(views: Sequence[View]) -> dict[str, list[Any]]:
     """The settings that are not the same in all runs, by key, but for where a run lies and is logged."""
-    settings = [
-        {
-            f"{name}.{key}": value
-            for name, keys in view["config"].model_dump().items()
-            for key, value in keys.items()
-        }
-        for view in views
-    ]
+    settings = [flat(view["config"]) for view in views]
     found = {key: [setting[key] for setting in settings] for key in settings[0]}
     return {
         key: values

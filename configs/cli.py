@@ -95,7 +95,7 @@ def parse(argv: list[str]) -> Request:
     then = validate(saved)
     same_size = then.global_batch == config.global_batch
     fixed = FIXED if same_size else FIXED | {"train.batch_size", "train.grad_accum"}
-    was, asked = _flat(then), _flat(config)
+    was, asked = flat(then), flat(config)
     changed = [f"{key} (was {was[key]}, asked {asked[key]})" for key in KEYS if was[key] != asked[key]]
     if refused := [change for change in changed if change.split()[0] in fixed]:
         raise UserError(f"a resumed run keeps {', '.join(refused)}; start a new run to change that")
@@ -188,7 +188,8 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return {name: {**below.get(name, {}), **above.get(name, {})} for name in {**below, **above}}
 
 
-def _flat(config: Config) -> dict[str, Any]:
+def flat(config: Config) -> dict[str, Any]:
+    """All values by `section.key`."""
     return {f"{name}.{key}": v for name, keys in config.model_dump().items() for key, v in keys.items()}
 
 

@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 from configs.schema import Model as ModelConfig
 
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
 
 class Linear(nn.Linear):
     """`nn.Linear` with float32 weights that multiplies in `compute_dtype`; `GPT` sets the initial weights."""

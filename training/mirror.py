@@ -159,9 +159,10 @@ def _open(folder: Path, config: Config, run_id: str) -> Any:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # without a network it takes 20 s at the end
     import wandb
 
-    asked = config.log.wandb
-    chosen = wandb.Settings(silent=True, **({} if asked == "auto" else {"mode": asked}))
-    mode, trouble = wandb.setup(chosen).settings.mode, ""
+    mode, trouble = (
+        wandb.setup(wandb.Settings(silent=True)).settings.mode,
+        "",
+    )  # of WANDB_MODE or wandb's files
     if mode == "disabled":
         wandb.teardown()  # the next run of this process asks anew
         return None
@@ -174,7 +175,7 @@ def _open(folder: Path, config: Config, run_id: str) -> Any:
                 run = wandb.init(mode="online", **keywords)
                 print(f"  wandb  {run.url}", flush=True)
                 return run
-            trouble = "" if asked == "auto" else "no API key: wandb login, or WANDB_API_KEY"
+            trouble = "" if config.log.wandb == "auto" else "no API key: wandb login, or WANDB_API_KEY"
         except Exception as error:
             trouble = _line(error)
             wandb.teardown()  # it would keep the id in use

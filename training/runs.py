@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from configs import UserError
 from configs.cli import load_config
 from configs.schema import Config
 from data.tokenizers import Tokenizer, load_tokenizer
+from model.layers import PRECISIONS
 from model.transformer import GPT
 from training.checkpoints import find_intact, load_weights
 
@@ -41,7 +40,7 @@ def load_run(folder: str | Path, step: int | None = None) -> SavedRun:
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"cannot read the tokenizer of {folder}: {error}") from None
     model = GPT(config.model, tokenizer.vocab_size)
-    model.compute_in(torch.bfloat16 if config.train.precision == "bf16" else torch.float32)
+    model.compute_in(PRECISIONS[config.train.precision])
     load_weights(path, model)
     step = int(path.name.removeprefix("step-"))
     return SavedRun(folder, config, tokenizer, model.eval(), step, faults)
