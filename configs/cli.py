@@ -28,7 +28,7 @@ PLAIN = {  # what pydantic would say in terms of Python
 
 # What weights, moments and data order hang on: a resumed run keeps these as they were.
 FIXED = {key for key in KEYS if key.startswith(("model.", "data."))} | {"run.seed", "optimizer.name"}
-FIXED -= {"model.backend", "model.dropout", "data.path", "data.cache_dir"}
+FIXED -= {"model.backend", "model.dropout", "data.path", "data.cache_dir", "data.streaming"}
 
 
 class Request(NamedTuple):

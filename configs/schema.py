@@ -5,16 +5,29 @@ switches off keeps its other keys. Keys left at null are filled in with what the
 `runs/X/config.yaml` is complete.
 """
 
+import re
 from functools import partial
 from typing import Any, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 from pydantic import Field as Key
 
-Source = Literal["shakespeare", "text", "repeats", "backcopy"]
+Source = Literal["shakespeare", "text", "hf", "repeats", "backcopy"]
 TEXTS: set[Source] = {"shakespeare", "text"}
+Encoding = Literal["gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base"]
+HUB: dict[str, dict[str, str]] = {  # short names of `data.name`
+    "tinystories": {"name": "roneneldan/TinyStories"},
+    "wikitext-103": {
+        **{"name": "Salesforce/wikitext", "subset": "wikitext-103-raw-v1"},
+        "new_document": r"^ = [^=].*[^=] = \n?$",  # rows are lines: the title of an article
+    },
+    "fineweb-edu": {"name": "HuggingFaceFW/fineweb-edu", "subset": "sample-10BT"},
+    "openwebtext": {"name": "Skylion007/openwebtext", "revision": "refs/convert/parquet"},
+}
 Backend = Literal["auto", "naive", "sdpa", "blocks"]
 MIN_CONTEXT = 17  # the shortest context that holds BOS and a probe block of 8 tokens twice
+HF_DEFAULTS = {"split": "train", "text_column": "text", "streaming": True}
+HF_DEFAULTS |= {"windows": "anywhere", "mask_documents": False}
 
 
 class Section(BaseModel):
@@ -45,6 +58,9 @@ Count, Size = partial(Key, ge=0), partial(Key, ge=1, le=2**20)
 
 class Run(Section):
     dir: str = Key("runs/default", min_length=1, description="folder that receives the run")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Key(
+        "auto", description="where the model lives; auto: cuda where there is one, else cpu"
+    )
     seed: int = Count(1, description="seed of initialisation, data order, dropout, evaluation and probes")
     overwrite: bool = Key(False, description="empty a run folder that is in use and start afresh")
 
@@ -63,23 +79,74 @@ class Stage(Section):
 
 class Data(Section):
     source: Source = Key(
-        "shakespeare", description="nine plays (embedded), text files, random repeats, Bigram-Backcopy"
+        "shakespeare",
+        description="nine plays (embedded), whole text files, documents by `datasets` (hf), random repeats, "
+        "Bigram-Backcopy",
     )
     stages: list[Stage] = Key(
         [], description='mixtures in turn [{"until": 9, "weights": {"repeats": 1}}, {"weights": {"text": 1}}]'
     )
-    path: str | None = Key(None, description="source text: a file or a glob of files, UTF-8")
-    tokenizer: Literal["char", "byte"] = Key("char", description="a token per character, or per UTF-8 byte")
+    path: str | None = Key(
+        None, description="text: a file or a glob of files, UTF-8; hf: the same, also .jsonl and .parquet"
+    )
+    name: str | None = Key(
+        None, description=f"hf: a data set of the hub, {', '.join(HUB)}, or a folder with one"
+    )
+    subset: str | None = Key(None, description="hf: configuration of the data set")
+    revision: str | None = Key(None, description="hf: branch, tag or commit of the data set")
+    split: str | None = Key(None, description="hf: split that is read (null: train)")
+    text_column: str | None = Key(None, description="hf: column that holds the text (null: text)")
+    streaming: bool | None = Key(None, description="hf: read without downloading all first (null: true)")
+    take: int | None = Key(None, ge=1, description="hf: documents read (null: all)")
+    new_document: str | None = Key(
+        None, description="hf: where rows are lines, what matches the first line of a document"
+    )
+    windows: Literal["anywhere", "documents"] | None = Key(
+        None,
+        description="hf: where windows begin; documents: whole ones side by side, padded (null: anywhere)",
+    )
+    mask_documents: bool | None = Key(None, description="hf: attention stays in a document (null: false)")
+    tokenizer: Literal["char", "byte", "bpe"] | Encoding = Key(
+        "char", description="a token per character, per byte, trained on the corpus, or one of tiktoken's"
+    )
+    vocab_size: int | None = Key(
+        None, ge=257, le=2**20, description="bpe: tokens in all, BOS included (null: 4096)"
+    )
     bos: bool = Key(True, description="put the token BOS in front of every window")
-    val_fraction: float | None = Key(None, gt=0, lt=1, description="last share, for validation (null: 0.1)")
+    val_fraction: float | None = Key(
+        None, gt=0, lt=1, description="validation: the last share (null: 0.1); hf: documents by hash (0.01)"
+    )
     cache_dir: str = Key("cache", min_length=1, description="folder of the memory-mapped tokens")
+
+    @field_validator("new_document")
+    @classmethod
+    def _pattern(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}; got {pattern!r}") from None
+        return pattern
 
     @model_validator(mode="after")
     def _check(self) -> "Data":
-        self._fill("path", None, "text" in self.sources, "data.source text")
-        if "text" in self.sources and not self.path:
+        text, hf, whole = "text" in self.sources, "hf" in self.sources, TEXTS.intersection(self.sources)
+        if hf and whole:
+            raise ValueError(f"sources hf and {whole.pop()} cannot be mixed: a run has one text")
+        self._fill("path", None, text or hf, "data.source text or hf")
+        if text and not self.path:
             raise ValueError("source text needs data.path, a text file or a glob such as 'books/*.txt'")
-        self._fill("val_fraction", 0.1, bool(TEXTS.intersection(self.sources)), "a text source")
+        if hf and bool(self.path) == bool(self.name):
+            raise ValueError("source hf needs data.name, a data set, or data.path, files; and not both")
+        for key, value in HUB.get(self.name or "", {}).items():
+            self.__dict__[key] = value if key == "name" else getattr(self, key) or value
+        for key in ("name", "subset", "revision", "take", "new_document"):
+            self._fill(key, None, hf, "data.source hf")
+        for key, value in HF_DEFAULTS.items():
+            self._fill(key, value, hf, "data.source hf")
+        if hf and self.tokenizer == "char":
+            raise ValueError("source hf has no tokenizer char, which would read all of it: use byte or bpe")
+        self._fill("vocab_size", 4096, self.tokenizer == "bpe", "data.tokenizer bpe")
+        self._fill("val_fraction", 0.01 if hf else 0.1, bool(whole) or hf, "a text source")
         ends = [stage.until or 0 for stage in self.stages]
         got = ", ".join(str(end or "none") for end in ends)
         if ends and (ends.pop() or 0 in ends or sorted({*ends}) != ends):
@@ -98,8 +165,10 @@ class Model(Section):
     n_kv_head: int | None = Size(None, description="key and value heads; a divisor of n_head (null: n_head)")
     d_model: int = Size(128, description="width of the residual stream")
     d_head: int | None = Size(None, description="width of a head (null: d_model / n_head)")
-    d_mlp: int | None = Size(None, description="hidden width of the MLP (null: 4 d_model)")
-    mlp: Literal["gelu", "relu2", "none"] = Key("gelu", description="activation; none: attention only")
+    d_mlp: int | None = Size(None, description="hidden width (null: 4 d_model; swiglu: 8/3 d_model)")
+    mlp: Literal["gelu", "relu2", "swiglu", "none"] = Key(
+        "gelu", description="activation; none: attention only"
+    )
     norm: Literal["layernorm", "rmsnorm"] = Key("layernorm", description="norm in front of each part")
     norm_gain: bool = Key(True, description="learned gains in the norms")
     position: Literal["rotary", "learned"] = Key("rotary", description="how positions enter")
@@ -113,6 +182,16 @@ class Model(Section):
     tie_embeddings: bool = Key(False, description="output layer and token embedding share weights")
     qk_norm: bool = Key(False, description="queries and keys to root mean square 1, per head")
     qk_gain: float | None = Key(None, gt=0, le=1000, description="factor on both after qk_norm (null: 1)")
+    scale: Literal["sqrt", "none", "linear"] = Key(
+        "sqrt", description="scores times 1/sqrt(d_head), 1 or 1/d_head"
+    )
+    qk: Literal["separate", "tied", "identity"] = Key(
+        "separate", description="tied: W_k is W_q; identity: queries and keys are what the layer reads"
+    )
+    value: Literal["project", "key", "identity"] = Key(
+        "project", description="key: values are the projected keys; identity: what the layer reads"
+    )
+    window: int | None = Size(None, description="a token sees the last so many, itself included (null: all)")
     sink: Literal["none", "zero", "learned"] = Key(
         "none", description="a logit per head in the softmax's denominator that no value answers to"
     )
@@ -122,6 +201,7 @@ class Model(Section):
     init: Literal["gpt2", "zero_residual"] = Key(
         "gpt2", description="of N(0, 0.02), or blocks that start as identity"
     )
+    init_from: str | None = Key(None, min_length=1, description="run folder whose weights are taken over")
 
     @model_validator(mode="after")
     def _check(self) -> "Model":
@@ -134,8 +214,18 @@ class Model(Section):
         if self.position == "rotary" and (self.d_head or 0) % 2:
             raise ValueError(f"position rotary needs an even d_head; d_head is {self.d_head}")
         self._fill("rope_theta", 10000.0, self.position == "rotary", "model.position rotary")
-        self._fill("d_mlp", 4 * self.d_model, self.mlp != "none", "an MLP")
+        d_mlp = -(-self.d_model // 3) * 8 if self.mlp == "swiglu" else 4 * self.d_model
+        self._fill("d_mlp", d_mlp, self.mlp != "none", "an MLP")
         self._fill("qk_gain", 1.0, self.qk_norm, "model.qk_norm true")
+        if self.window and self.window >= self.context_length:
+            raise ValueError(f"window {self.window} is no narrower than context_length {self.context_length}")
+        heads = f"n_head {self.n_head}, n_kv_head {self.n_kv_head}, d_head {self.d_head}"
+        for key, needs_width in (("qk", self.qk == "identity"), ("value", self.value == "identity")):
+            if needs_width and self.n_head * (self.d_head or 0) != self.d_model:
+                raise ValueError(f"{key} identity needs n_head d_head = d_model {self.d_model}; got {heads}")
+        if (self.qk != "separate" or self.value == "identity") and self.n_kv_head != self.n_head:
+            asked = f"qk {self.qk}" if self.qk != "separate" else "value identity"
+            raise ValueError(f"{asked} needs as many key heads as query heads; got {heads}")
         if self.init == "zero_residual" and self.tie_embeddings:
             raise ValueError("init zero_residual starts with a zero head: it needs tie_embeddings false")
         return self
@@ -151,17 +241,23 @@ class Optimizer(Section):
     weight_decay: float = Count(0.0, description="AdamW: decoupled decay of matrices")
     muon_lr: float | None = Key(None, gt=0, description="peak rate of Muon (null: 0.02)")
     muon_momentum: float | None = Key(None, ge=0, lt=1, description="Nesterov momentum (null: 0.95)")
-    schedule: Literal["cosine", "linear"] = Key("cosine", description="shape after the warm-up")
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = Key(
+        "cosine", description="shape after the warm-up; linear and wsd: constant, then down to 0"
+    )
     warmup_steps: int = Count(100, description="steps over which the rate rises linearly")
     final_lr: float | None = Key(None, ge=0, le=1, description="cosine: last rate over peak (null: 0.1)")
-    decay_share: float | None = Key(None, ge=0, le=1, description="linear: share of steps to 0 (null: 0.4)")
+    decay_share: float | None = Key(
+        None, ge=0, le=1, description="linear, wsd: share of steps that go down (null: 0.4, 0.2)"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "Optimizer":
         self._fill("muon_lr", 0.02, self.name == "muon", "optimizer.name muon")
         self._fill("muon_momentum", 0.95, self.name == "muon", "optimizer.name muon")
         self._fill("final_lr", 0.1, self.schedule == "cosine", "optimizer.schedule cosine")
-        self._fill("decay_share", 0.4, self.schedule == "linear", "optimizer.schedule linear")
+        decays = self.schedule in ("linear", "wsd")
+        decay_share = 0.4 if self.schedule == "linear" else 0.2
+        self._fill("decay_share", decay_share, decays, "optimizer.schedule linear or wsd")
         return self
 
 
@@ -169,7 +265,10 @@ class Train(Section):
     steps: int = Key(1000, ge=1, description="optimizer steps")
     batch_size: int = Size(32, description="sequences per micro-step")
     grad_accum: int = Size(1, description="micro-steps per optimizer step")
-    precision: Literal["fp32", "bf16"] = Key("fp32", description="of the linear layers; the rest is fp32")
+    precision: Literal["fp32", "bf16", "fp16"] = Key(
+        "fp32", description="of the linear layers; the rest is fp32. fp16: with loss scaling"
+    )
+    compile: bool = Key(False, description="torch.compile the training step's forward pass")
     clip: float = Count(1.0, description="largest norm of the gradient; 0: off")
 
 

@@ -23,6 +23,7 @@ class Batch(NamedTuple):
 
     inputs_BT: Tensor
     targets_BT: Tensor
+    segment_BT: Tensor | None = None  # the document of each input, -1 for padding; None: all is one
 
 
 class Text:
