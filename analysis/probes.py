@@ -59,8 +59,8 @@ def make_probes(source: Mixture, context_length: int, sequences: int, seed: int)
         # Without BOS a token from outside the block holds place 0: the definitions count places from there.
         first = source.symbols[order[:, -1:]] if bos is None else torch.full((sequences, 1), bos)
         repeats[length] = torch.cat([first, block, block], dim=1)
-    text = source.probe_text(sequences, context_length, bos is not None)
-    plain = None if bos is None else source.probe_text(sequences, context_length, False)
+    text, _ = source.probe_text(sequences, context_length, bos is not None)
+    plain = None if bos is None else source.probe_text(sequences, context_length, False)[0]
     return Probes(text, plain, repeats)
 
 

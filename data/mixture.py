@@ -51,7 +51,12 @@ class Mixture:
             self.sources[name].windows(phase.given[name] + (step - 1 - phase.begin) * count, count)
             for name, count in phase.counts.items()
         ]
-        return Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        batch = Batch(torch.cat([x_BT for x_BT, _, _ in parts]), torch.cat([y_BT for _, y_BT, _ in parts]))
+        if all(segment_BT is None for _, _, segment_BT in parts):
+            return batch
+        # Beside rows of several documents, those of other sources are one document each.
+        segments = [torch.zeros_like(x_BT) if s_BT is None else s_BT for x_BT, _, s_BT in parts]
+        return batch._replace(segment_BT=torch.cat(segments))
 
     def describe(self, steps: int) -> list[str]:
         """A line for each source and, where they are mixed, for each stage of a run of so many steps."""

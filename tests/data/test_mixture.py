@@ -46,7 +46,7 @@ class Numbered:
     def validation(self, batch_size: int, tokens: int = 0) -> Iterator[Batch]:
         raise NotImplementedError
 
-    def probe_text(self, sequences: int, length: int, bos: bool) -> torch.Tensor:
+    def probe_text(self, sequences: int, length: int, bos: bool) -> tuple[torch.Tensor, None]:
         raise NotImplementedError
 
 
@@ -153,9 +153,11 @@ def test_a_batch_is_a_pure_function_of_its_step_also_across_stages(order, tmp_pa
 
     source = make()
     for step in order:
-        for part, again in zip(source.batch(step), make().batch(step), strict=True):
-            assert part.shape == (8, T)
-            assert torch.equal(part, again)
+        inputs_BT, targets_BT, segment_BT = source.batch(step)
+        assert inputs_BT.shape == targets_BT.shape == (8, T)
+        assert torch.equal(inputs_BT, make().batch(step).inputs_BT)
+        assert torch.equal(targets_BT, make().batch(step).targets_BT)
+        assert segment_BT is None
 
 
 def test_no_batch_of_a_mixture_comes_twice(tmp_path):
@@ -184,7 +186,7 @@ def test_each_window_of_a_text_is_seen_once_an_epoch_though_stages_begin_within_
     rows = [row for step in range(1, 48) for row in source.batch(step).targets_BT.tolist()]
     starts = [row[0] for row in rows if row == list(range(row[0], row[0] + T))]
     assert len(starts) == 3 * 6 + 40 * 4
-    windows = source.sources["text"].per_epoch
+    windows = source.sources["text"].epochs.count
     epochs = [sorted(starts[i : i + windows]) for i in range(0, len(starts) - windows, windows)]
     assert len(epochs) > 10
     assert all(b - a == T for epoch in epochs for a, b in pairwise(epoch))
@@ -205,8 +207,8 @@ def test_what_is_held_back_is_of_the_first_source_alone_and_stages_do_not_move_i
     own = one.sources[name]
     assert torch.equal(next(one.validation(3)).inputs_BT, next(own.validation(3)).inputs_BT)
     for bos in (True, False):
-        assert torch.equal(one.probe_text(3, T, bos), other.probe_text(3, T, bos))
-        assert torch.equal(one.probe_text(3, T, bos), own.probe_text(3, T, bos))
+        assert torch.equal(one.probe_text(3, T, bos)[0], other.probe_text(3, T, bos)[0])
+        assert torch.equal(one.probe_text(3, T, bos)[0], own.probe_text(3, T, bos)[0])
     assert one.bytes_per_token == own.bytes_per_token
     assert torch.equal(one.symbols, own.symbols)
 
@@ -214,9 +216,10 @@ def test_what_is_held_back_is_of_the_first_source_alone_and_stages_do_not_move_i
 def test_validation_text_has_nothing_of_the_other_sources(tmp_path):
     source = load(rows=8, source="text", stages=STAGES, **text(tmp_path))
     held_out = TEXT[int(0.8 * len(TEXT)) :]
-    for inputs_BT, _ in source.validation(8):
+    for inputs_BT, _, _ in source.validation(8):
         assert all(source.tokenizer.decode(row) in held_out for row in inputs_BT.tolist())
-    assert all(source.tokenizer.decode(row) in held_out for row in source.probe_text(5, T, True).tolist())
+    text_BT, _ = source.probe_text(5, T, True)
+    assert all(source.tokenizer.decode(row) in held_out for row in text_BT.tolist())
 
 
 @pytest.mark.parametrize("first", ["shakespeare", "text"])

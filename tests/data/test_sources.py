@@ -32,8 +32,9 @@ def test_a_batch_is_a_pure_function_of_seed_and_step(make):
     steps = [3, 1, 30, 2, 30, 17, 4]
     source = make()
     for step in steps:
-        for part, again in zip(source.batch(step), make().batch(step), strict=True):
-            assert torch.equal(part, again)
+        batch, again = source.batch(step), make().batch(step)
+        assert torch.equal(batch.inputs_BT, again.inputs_BT)
+        assert torch.equal(batch.targets_BT, again.targets_BT)
     assert not torch.equal(make().batch(1).targets_BT, make(seed=2).batch(1).targets_BT)
     assert not torch.equal(make().batch(1).targets_BT, make().batch(2).targets_BT)
 
@@ -41,7 +42,7 @@ def test_a_batch_is_a_pure_function_of_seed_and_step(make):
 @SOURCES
 def test_targets_are_the_inputs_one_place_on_and_bos_is_input_only(make):
     source = make()
-    for inputs_BT, targets_BT in (source.batch(1), source.batch(9), next(iter(source.validation(3)))):
+    for inputs_BT, targets_BT, _ in (source.batch(1), source.batch(9), next(iter(source.validation(3)))):
         assert inputs_BT.dtype == targets_BT.dtype == torch.int64
         assert torch.equal(
             inputs_BT[:, 1:], targets_BT[:, :-1].where(targets_BT[:, :-1] != IGNORED, inputs_BT[:, 1:])
@@ -56,7 +57,7 @@ def test_targets_are_the_inputs_one_place_on_and_bos_is_input_only(make):
 def test_every_window_is_full(make):
     source = make(rows=5, context=29)
     for step in range(1, 40):
-        inputs_BT, targets_BT = source.batch(step)
+        inputs_BT, targets_BT, _ = source.batch(step)
         assert inputs_BT.shape == targets_BT.shape == (5, 29)
         assert not (targets_BT == IGNORED).any()
 
@@ -78,7 +79,7 @@ def test_data_leave_the_global_generators_alone(make):
 )
 def test_an_epoch_covers_every_window_once(train, bos, seed, epoch):
     source = places(train, bos=bos, seed=seed).sources["text"]
-    W = source.per_epoch
+    W = source.epochs.count
     rows = source.windows(epoch * W, W).targets_BT.tolist()
     starts = sorted(row[0] for row in rows)
     assert all(row == list(range(row[0], row[0] + T)) for row in rows)
@@ -90,7 +91,7 @@ def test_an_epoch_covers_every_window_once(train, bos, seed, epoch):
 
 def test_epochs_come_in_different_orders_and_places():
     source = places(20 * T).sources["text"]
-    W = source.per_epoch
+    W = source.epochs.count
     epochs = [source.windows(e * W, W).targets_BT[:, 0].tolist() for e in range(20)]
     assert len({tuple(starts) for starts in epochs}) == 20
     assert len({starts[0] % T for starts in epochs}) > 5
@@ -125,7 +126,7 @@ def test_training_never_sees_validation():
 def test_validation_counts_every_target_once(val, bos, size):
     source = places(60, val, bos)
     counted = Counter()
-    for inputs_BT, targets_BT in source.validation(size):
+    for inputs_BT, targets_BT, _ in source.validation(size):
         assert inputs_BT.shape == targets_BT.shape
         assert inputs_BT.shape[1] == T
         assert len(inputs_BT) <= size
@@ -184,18 +185,19 @@ def test_probe_text_is_validation_text_of_the_length_asked_the_same_every_time(m
     source = make()
     bos = source.tokenizer.bos
     for with_bos in {False, bos is not None}:
-        text_BT = source.probe_text(sequences, T, with_bos)
+        text_BT, segment_BT = source.probe_text(sequences, T, with_bos)
+        assert segment_BT is None
         assert text_BT.shape == (sequences, T)
-        assert torch.equal(text_BT, make().probe_text(sequences, T, with_bos))
+        assert torch.equal(text_BT, make().probe_text(sequences, T, with_bos)[0])
         assert (
             (text_BT[:, 0] == bos).all() if with_bos else not (text_BT == (-1 if bos is None else bos)).any()
         )
-        full = make(context=36).probe_text(sequences, 36, with_bos)
+        full, _ = make(context=36).probe_text(sequences, 36, with_bos)
         assert full.shape == (sequences, 36)
 
 
 def test_probe_text_is_spread_over_the_validation_part():
-    text_BT = places(60, 300).probe_text(4, T, False)
+    text_BT, _ = places(60, 300).probe_text(4, T, False)
     assert text_BT[0, 0] == 60
     assert text_BT[-1, -1] == 359
     assert (text_BT.diff() == 1).all()

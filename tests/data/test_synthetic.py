@@ -50,7 +50,7 @@ def period(row: list[int]) -> int:
 @pytest.mark.parametrize("context", [17, 32, 64])
 def test_repeats_have_a_period_from_8_to_half_the_context_all_of_them_in_use(context, bos):
     source = drawn("repeats", bos=bos, rows=400, context=context)
-    inputs_BT, targets_BT = source.batch(1)
+    inputs_BT, targets_BT, _ = source.batch(1)
     whole = targets_BT if bos else torch.cat([inputs_BT[:, :1], targets_BT], dim=1)
     assert {period(row) for row in whole.tolist()} == set(range(8, context // 2 + 1))
 
@@ -75,7 +75,7 @@ def chain(V: int = 8, seed: int = 1, bos: int | None = None, context: int = 99) 
 
 def sequences(source: Backcopy, count: int = 600) -> Tensor:
     """Whole sequences, without BOS."""
-    inputs_BT, targets_BT = source.windows(0, count)
+    inputs_BT, targets_BT, _ = source.windows(0, count)
     return targets_BT if source.bos is not None else torch.cat([inputs_BT[:, :1], targets_BT], dim=1)
 
 
@@ -168,4 +168,4 @@ def test_a_part_of_validation_and_the_probes_are_some_of_all_its_sequences(name)
     whole = torch.cat([batch.inputs_BT for batch in source.validation(64)])
     part = torch.cat([batch.inputs_BT for batch in source.validation(64, 32 * 8)])
     assert torch.equal(part, whole[:8])
-    assert torch.equal(source.probe_text(5, whole.size(1), True), whole[:5])
+    assert torch.equal(source.probe_text(5, whole.size(1), True)[0], whole[:5])
