@@ -4,10 +4,11 @@ import torch
 
 from configs.schema import TEXTS, Config
 from data.corpora import load_text
+from data.documents import Documents
 from data.mixture import Mixture, Source
 from data.sources import Text
 from data.synthetic import ALPHABET, Backcopy, Repeats
-from data.tokenizers import make_tokenizer
+from data.tokenizers import load_tokenizer, make_tokenizer
 from data.tokens import prepare
 
 SYNTHETIC = {source.name: source for source in (Repeats, Backcopy)}
@@ -25,10 +26,16 @@ def load_source(config: Config) -> Mixture:
     sources: dict[str, Source] = {
         name: Text(prepare(data, name, text, tokenizer, T), T, seed) for name, text in texts.items()
     }
+    if "hf" in data.sources:
+        from data.preparation import prepared  # here, for `datasets` takes a second to import
+
+        folder = prepared(data)
+        tokenizer = load_tokenizer(folder / "tokenizer.json")
+        sources["hf"] = Documents(folder, data, T, seed)
     read = [source.symbols for source in sources.values()]
     symbols = torch.cat(read).unique() if read else torch.arange(tokenizer.vocab_size - data.bos)
     for name in data.sources:
-        if name not in texts:
+        if name not in sources:
             sources[name] = SYNTHETIC[name](symbols, tokenizer.bos, T, seed)
     return Mixture(
         tokenizer, {name: sources[name] for name in data.sources}, data.stages, config.global_batch

@@ -8,11 +8,12 @@ import torch
 
 from configs import UserError
 from configs.schema import Stage
+from data.documents import Documents
 from data.sources import Batch, Text
 from data.synthetic import Synthetic
 from data.tokenizers import Tokenizer
 
-Source = Text | Synthetic
+Source = Text | Documents | Synthetic
 
 
 class Phase(NamedTuple):

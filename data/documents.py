@@ -1,0 +1,154 @@
+"""Windows over a corpus of documents.
+
+A window is a range of the token stream, that of its targets. It reads from the token before them on, in
+whose place BOS stands, where the data have one. What it reads beyond its range fills it up to T places and
+counts for nothing: no target is there, and no place before can see it.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from configs import UserError
+from configs.schema import Data as DataConfig
+from data.sources import IGNORED, Batch, Epochs, side_by_side, spread
+from data.store import Part, damaged, mapped
+
+
+class Documents:
+    """A source over the prepared `folder`: windows that begin anywhere, or at documents.
+
+    Raises `UserError` for a damaged folder, and where a part is too short for a window of `context_length`.
+    """
+
+    def __init__(self, folder: Path, config: DataConfig, context_length: int, seed: int):
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        for name in ("train", "val"):
+            if (have := meta[name]["tokens"]) <= context_length:
+                raise UserError(
+                    f"model.context_length {context_length} needs at least {context_length + 1} tokens; the "
+                    f"{name} part of {config.name or config.path} has {have}: shorten the context, give more "
+                    "text or change data.val_fraction"
+                )
+        self.T, self.bos, self.masked = context_length, meta["bos"], bool(config.mask_documents)
+        self.train, self.val = Part(folder, "train", meta), Part(folder, "val", meta)
+        self.fingerprint = meta["fingerprint"]
+        self.bytes_per_token = meta["val"]["bytes"] / len(self.val)
+        symbols = mapped(folder / "train-symbols.bin", "int64")
+        if symbols.max() >= meta["vocab_size"]:
+            raise damaged(folder / "train-symbols.bin", f"id {symbols.max()} of {meta['vocab_size']}")
+        self.symbols = torch.from_numpy(symbols.copy())
+        self.description = " and ".join(
+            f"{len(part):,} {kind} tokens in {len(part.documents):,} documents"
+            for part, kind in ((self.train, "training"), (self.val, "validation"))
+        )
+        self._first = int(self.bos is None)  # without BOS nothing predicts the first token of all
+        self._windows: np.ndarray | None = None
+        if config.windows == "documents":
+            self._windows = self._with_targets(self.train, packed(self.train, context_length))
+            self._held_back = self._with_targets(self.val, packed(self.val, context_length))
+            self.epochs = Epochs(self._windows.shape[1], 0, seed)
+        else:
+            self.epochs = side_by_side(len(self.train) - self._first, context_length, seed)
+            begin_N = np.arange(self._first, len(self.val), context_length)
+            end_N = np.minimum(begin_N + context_length, len(self.val))
+            self._held_back = self._with_targets(self.val, np.stack([begin_N, end_N]))
+
+    def windows(self, first: int, count: int) -> Batch:
+        """Windows `first` ... `first + count - 1` of the endless sequence of epochs."""
+        window_N, shift_N = self.epochs.places(first, count)
+        if self._windows is not None:
+            return self._batch(self.train, *self._windows[:, window_N])
+        begin_N = self._first + window_N * self.T + shift_N
+        return self._batch(self.train, begin_N, begin_N + self.T)
+
+    def validation(self, batch_size: int, tokens: int = 0) -> Iterator[Batch]:
+        """Every token of the validation part once, or about `tokens` of them, evenly spread."""
+        begin_N, end_N = self._held_back
+        all_tokens = int((end_N - begin_N).sum())
+        share = tokens / all_tokens if 0 < tokens < all_tokens else 1
+        chosen = spread(max(1, round(share * len(begin_N))), len(begin_N))
+        for first in range(0, len(chosen), batch_size):
+            group = chosen[first : first + batch_size]
+            yield self._batch(self.val, begin_N[group], end_N[group])
+
+    def probe_text(self, sequences: int, length: int, bos: bool) -> tuple[Tensor, Tensor | None]:
+        """Validation text of `length` tokens a sequence, from the beginnings of documents evenly spread.
+
+        With `mask_documents` a row is of one document; where too few are that long, the longest are taken,
+        padded on the right: segment -1, id 0. Otherwise it goes on in the next one; where too few begin early
+        enough, rows begin at evenly spread places.
+        """
+        part, taken = self.val, length - bos
+        begin_N = part.documents + (self.bos is not None)  # of their text
+        ends_N = np.append(part.documents[1:], len(part)) if self.masked else len(part)
+        room_N = ends_N - begin_N
+        enough = np.flatnonzero(room_N >= taken)
+        if len(enough) >= sequences:
+            chosen = enough[spread(sequences, len(enough))]
+        elif self.masked:
+            chosen = np.resize(np.sort(np.argsort(-room_N, kind="stable")[:sequences]), sequences)
+        else:
+            begin_N = np.linspace(0, len(part) - taken - 1, sequences).astype(np.int64)
+            begin_N += self._begins(part, begin_N)
+            chosen = np.arange(sequences)
+        rows = torch.from_numpy(part.rows(begin_N[chosen] - bos, length))
+        if bos:
+            rows[:, 0] = self.bos
+        if not self.masked:
+            return rows, None
+        padding = torch.from_numpy(np.arange(length) >= room_N[chosen, None] + bos)
+        return rows.masked_fill(padding, 0), -padding.long()
+
+    def _batch(self, part: Part, begin_N: np.ndarray, end_N: np.ndarray) -> Batch:
+        """Windows whose targets are the tokens `begin` ... `end - 1` of the stream, less a BOS in front."""
+        read_N = begin_N - 1 + self._begins(part, begin_N)
+        rows = part.rows(read_N, self.T + 1)
+        if self.bos is not None:
+            rows[:, 0] = self.bos
+        targets_BT, segment_BT = rows[:, 1:].copy(), None
+        place = read_N[:, None] + np.arange(self.T + 1)
+        beyond_BT = place[:, 1:] >= end_N[:, None]
+        targets_BT[beyond_BT] = IGNORED
+        if self.masked:
+            document = np.searchsorted(part.documents, place, "right")
+            if self.bos is None:
+                targets_BT[document[:, 1:] != document[:, :-1]] = IGNORED  # nothing of its document before it
+            segment_BT = torch.from_numpy(np.where(beyond_BT, -1, document[:, :-1] - document[:, :1]))
+        return Batch(torch.from_numpy(rows[:, :-1]), torch.from_numpy(targets_BT), segment_BT)
+
+    def _begins(self, part: Part, place_N: np.ndarray) -> np.ndarray:
+        """Where the stream has a BOS."""
+        return part.rows(place_N, 1)[:, 0] == (-1 if self.bos is None else self.bos)
+
+    def _with_targets(self, part: Part, windows: np.ndarray) -> np.ndarray:
+        """Without the windows that would predict nothing but beginnings of documents, from nothing."""
+        begin_N, end_N = windows
+        firsts_N = np.diff(np.searchsorted(part.documents, windows), axis=0)[0]
+        vain = firsts_N if self.masked or self.bos is not None else 0
+        kept = windows[:, end_N - begin_N > vain]
+        if not kept.size:
+            raise UserError("each document is one token: with data.mask_documents nothing is to be predicted")
+        return kept
+
+
+def packed(part: Part, context_length: int) -> np.ndarray:
+    """Windows of whole documents, as many as fit side by side; longer ones in pieces. 2 x N: begin, end."""
+    n, border = len(part.documents), np.append(part.documents, len(part))
+    fit = np.searchsorted(border, part.documents + context_length, "right") - 1
+    # Which document begins the next window, for a window that begins with document i; n: none.
+    jump = np.append(np.maximum(fit, np.arange(1, n + 1)), n)
+    chain = np.zeros(1, np.int64)
+    while chain[-1] < n:  # doubling: `jump` goes as many windows ahead as the chain is long
+        chain, jump = np.append(chain, jump[chain]), jump[jump]
+    chain = np.append(chain[chain < n], n)
+    length = np.diff(border[chain])
+    pieces = -(-length // context_length)
+    piece = np.arange(pieces.sum()) - np.repeat(pieces.cumsum() - pieces, pieces)
+    begin = np.repeat(border[chain[:-1]], pieces) + context_length * piece
+    end = np.minimum(begin + context_length, np.repeat(border[chain[1:]], pieces))
+    return np.stack([begin + 1, np.minimum(end + 1, len(part))])
