@@ -41,7 +41,7 @@ class Section(BaseModel):
         """`steps: yes` would count as 1."""
         annotation = cls.model_fields[str(info.field_name)].annotation
         parts = value.values() if get_origin(annotation) is dict and isinstance(value, dict) else [value]
-        if annotation is not bool and any(isinstance(part, bool) for part in parts):
+        if annotation not in (bool, bool | None) and any(isinstance(part, bool) for part in parts):
             raise ValueError(f"true or false has no meaning here; got {value}")
         return value
 

@@ -157,6 +157,15 @@ def test_yes_and_no_are_not_numbers_or_names(text, tmp_path):
     assert "true or false" in refused("--config", write(tmp_path, text))
 
 
+@pytest.mark.parametrize("key", ["mask_documents", "streaming"])
+@pytest.mark.parametrize("given", ["yes", "false", "null"])
+def test_a_switch_that_may_be_left_open_takes_yes_no_and_null(key, given, tmp_path):
+    text = f"data: {{source: hf, path: x.txt, tokenizer: byte, {key}: {given}}}\n"
+    default = {"mask_documents": False, "streaming": True}[key]
+    found = value(config("--config", write(tmp_path, text)), f"data.{key}")
+    assert found is {"yes": True, "false": False, "null": default}[given]
+
+
 # Resuming
 
 SAVED = ["--model.qk_norm", "true", "--optimizer.schedule", "linear"]
