@@ -166,6 +166,22 @@ def test_no_batch_of_a_mixture_comes_twice(tmp_path):
     assert len({*rows}) == len(rows) == 88
 
 
+class Segmented(Numbered):
+    """A source whose windows say of which document they are."""
+
+    def windows(self, first: int, count: int) -> Batch:
+        batch = super().windows(first, count)
+        return batch._replace(segment_BT=batch.inputs_BT + 100)
+
+
+def test_beside_rows_of_several_documents_those_of_other_sources_are_one_document_each():
+    sources = {"text": Numbered(), "hf": Segmented(), "repeats": Numbered()}
+    stages = [Stage(until=2, weights={"text": 1, "hf": 2, "repeats": 1}), Stage(weights={"text": 1})]
+    mixture = Mixture(ByteTokenizer(True), sources, stages, 4)
+    assert mixture.batch(2).segment_BT.tolist() == [[0], [102], [103], [0]]
+    assert mixture.batch(3).segment_BT is None
+
+
 @pytest.mark.parametrize("name", ["repeats", "backcopy"])
 def test_a_source_without_stages_is_one_stage_of_that_source(name):
     alone, staged = (drawn(name, stages=stages) for stages in ([], [{"weights": {name: 0.3}}]))
