@@ -126,7 +126,7 @@ class Documents:
         return part.rows(place_N, 1)[:, 0] == (-1 if self.bos is None else self.bos)
 
     def _with_targets(self, part: Part, windows: np.ndarray) -> np.ndarray:
-        """Without the windows that would predict nothing but beginnings of documents, from nothing."""
+        """The windows that have a target, and not beginnings of documents alone, which nothing tells."""
         begin_N, end_N = windows
         firsts_N = np.diff(np.searchsorted(part.documents, windows), axis=0)[0]
         vain = firsts_N if self.masked or self.bos is not None else 0
