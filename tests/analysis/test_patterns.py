@@ -107,6 +107,11 @@ def test_a_phrase_begins_and_ends_with_a_word_where_spaces_are_part_of_tokens(be
     assert shown.split() == WORDS.decode(tokens).split()[len(before.split()) :][: len(shown.split())]
 
 
+def test_a_phrase_of_tokens_that_each_begin_with_a_space_is_as_long_as_can_be_shown():
+    tokens = WORDS.encode("the" + " and the" * 30).tolist()
+    assert WORDS.decode(patterns.phrase(tokens, WORDS)) == " and the" * 15
+
+
 def test_shuffled_tokens_are_distinct_and_always_the_same():
     assert patterns.shuffled([3, 1, 3, 7, 1]) == patterns.shuffled([7, 3, 1])
     assert sorted(patterns.shuffled(range(40))) == list(range(40))

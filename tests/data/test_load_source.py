@@ -106,6 +106,7 @@ def test_a_tokenizer_that_is_taken_over_is_the_one_that_encodes(tokenizer, data,
 @pytest.mark.parametrize(
     ("tokenizer", "data", "said"),
     [
+        (CharTokenizer("ab", False), {}, "data.tokenizer char, data.bos false, 2 tokens"),
         (ByteTokenizer(True), {}, "data.tokenizer byte, data.bos true, 257 tokens"),
         (ByteTokenizer(False), {"tokenizer": "byte"}, "data.tokenizer byte, data.bos false, 256 tokens"),
         (train_bpe([TEXT], 310, True), BPE, "data.tokenizer bpe, data.bos true, 310 tokens"),
