@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from configs import UserError
 from configs.schema import Data
-from data.tokenizers import make_tokenizer
+from data.bpe import train_bpe
+from data.tokenizers import CharTokenizer, make_tokenizer
 from data.tokens import Tokens
 from data.tokens import prepare as prepare_with
 
@@ -30,7 +31,7 @@ def config(folder: Path, **values) -> Data:
 
 def prepare(config: Data, text: str, T: int) -> Tokens:
     """With the tokenizer that `text` alone would have."""
-    tokenizer = make_tokenizer(config.tokenizer, config.bos, "".join(sorted(set(text))))
+    tokenizer = make_tokenizer(config, [text])
     return prepare_with(config, config.source, text, tokenizer, T)
 
 
@@ -50,14 +51,18 @@ def cached(tmp_path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("tokenizer", ["char", "byte"])
+@pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe"])
 @pytest.mark.parametrize("bos", [True, False])
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
 def test_both_parts_together_are_the_text_and_validation_is_its_end(tokenizer, bos, share, tmp_path):
-    text = TEXT + "ünï" * 200
-    tokens = prepare(config(tmp_path, tokenizer=tokenizer, bos=bos, val_fraction=share), text, 17)
+    text = TEXT + "ünï" * 200 + TEXT[::-1]
+    size = {"vocab_size": 270} if tokenizer == "bpe" else {}
+    tokens = prepare(config(tmp_path, tokenizer=tokenizer, bos=bos, val_fraction=share, **size), text, 17)
     assert text_of(tokens) == text
-    assert len(tokens.val) == pytest.approx(share * (len(tokens.train) + len(tokens.val)), abs=1)
+    assert len(tokens.val) * tokens.bytes_per_token == pytest.approx(
+        len(tokens.tokenizer.decode_bytes(tokens.val))
+    )
+    assert len(tokens.tokenizer.decode(tokens.val)) == pytest.approx(share * len(text), abs=1)
 
 
 def test_ids_are_held_in_the_smallest_type_that_holds_the_vocabulary(tmp_path):
@@ -99,11 +104,25 @@ def test_a_changed_text_or_setting_never_meets_the_old_tokens(change, tmp_path, 
 
 def test_another_tokenizer_for_the_same_text_never_meets_the_old_tokens(tmp_path, cached):
     """One tokenizer serves all texts of a run: what else it knows moves the ids."""
-    wider = make_tokenizer("char", True, "".join(sorted({*TEXT, "!"})))
+    wider = CharTokenizer("".join(sorted({*TEXT, "!"})), True)
     tokens = prepare_with(config(tmp_path), "text", TEXT, wider, 17)
     assert tokens.fingerprint != cached.name
     assert text_of(tokens) == TEXT
     assert tokens.tokenizer is wider
+
+
+def test_an_encoding_trained_anew_for_the_same_text_never_meets_the_old_tokens(tmp_path):
+    data = config(tmp_path, tokenizer="bpe", vocab_size=280)
+    there = {
+        prepare_with(data, "text", TEXT, tokenizer, 17).fingerprint
+        for tokenizer in (
+            train_bpe([TEXT], 280, bos=True),
+            train_bpe([TEXT], 281, bos=True),
+            train_bpe([TEXT], 280, bos=False),
+            train_bpe([TEXT.upper()], 280, bos=True),
+        )
+    }
+    assert len(there) == 4
 
 
 @pytest.mark.parametrize("path", ["other.txt", "the.txt"])
