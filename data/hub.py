@@ -1,0 +1,191 @@
+"""Documents through the library `datasets`: of a data set of the hub, of a local folder with one, of files.
+
+Rows come from there; a row is a document, or with `data.new_document` a line of one. Documents are handed on in
+pieces, so that memory stays bounded however long they are.
+"""
+
+import codecs
+import glob
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsspec
+
+from configs import UserError
+from configs.schema import Data
+from data.corpora import files_of
+
+PIECE = 2**20  # characters
+# Where every tokenizer splits, whatever stands around: behind a newline or in front of a space, if single and ahead
+# of a letter. (Two newlines would not do: `\s+(?!\S)` of GPT-2 and GPT-4 takes both at the end of a text, but within
+# it leaves the second by itself. And GPT-4's patterns join a newline to punctuation before it.)
+CUT = re.compile(r"(?<=\S\n)(?=\w)|(?<=\S)(?= \w)")
+COMPRESSIONS = {".gz", ".zst", ".bz2", ".xz"}
+BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}  # of `datasets`; all else is plain text
+NO_NETWORK = (
+    "HF_HUB_OFFLINE=1 reads what data.streaming false has downloaded before, data.path reads files of yours"
+)
+
+
+class Piece(NamedTuple):
+    """A document, or about PIECE characters of a long one."""
+
+    text: str
+    begins: bool
+
+
+class _Row(NamedTuple):
+    text: str
+    document: int
+    state: dict[str, Any]  # of the reader in front of this row
+
+
+class Documents:
+    """An iterator over pieces. With the `state` that another has had, it goes on behind that one's last piece.
+
+    `skipped` counts the rows that are null or empty. Raises `UserError` for what cannot be read.
+    """
+
+    def __init__(self, config: Data, state: dict[str, Any] | None = None):
+        self.config = config
+        self.state = state or {"dataset": None, "rows": 0, "documents": 0, "pieces": 0, "skipped": {}}
+        self.place = config.path or config.name or ""
+        self.files = files_of(config.path) if config.path else []
+        self.builder = _builder(config, self.files) if self.files else ""
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """So far."""
+        return dict(self._skipped)
+
+    def __iter__(self) -> Iterator[Piece]:
+        known = self.state["pieces"]  # of the first document: read again, not handed on
+        for _, rows in groupby(self._rows(), key=lambda row: row.document):
+            first = next(rows)
+            texts = (row.text for rows in ([first], rows) for row in rows)
+            for number, text in enumerate(_pieces(texts)):
+                if number >= known:
+                    self.state = first.state | {"pieces": number + 1}
+                    yield Piece(text, begins=number == 0)
+            known = 0
+
+    def _rows(self) -> Iterator[_Row]:
+        """Rows with text, and the number of the document each belongs to."""
+        position, count, documents = (self.state[key] for key in ("dataset", "rows", "documents"))
+        self._skipped = Counter(self.state["skipped"])
+        column, pattern = self.config.text_column or "", re.compile(self.config.new_document or "")
+        try:
+            dataset = self._load()
+            if position:
+                dataset.load_state_dict(position)
+            for row in dataset:
+                state = {"dataset": position, "rows": count, "documents": documents, "skipped": self.skipped}
+                position, count, text = dataset.state_dict(), count + 1, row[column]
+                if text is not None and not isinstance(text, str):
+                    what = f"data.text_column {column} holds {text!r:.60}"
+                    raise UserError(f"{self.place}, row {count:,}: {what}, which is not text")
+                if text is not None and self.config.new_document and self.builder != "text":
+                    text = text.removesuffix("\n") + "\n"  # an empty line of WikiText is an empty row
+                if not text:
+                    self._skipped["null" if text is None else "empty"] += 1
+                    continue
+                begins = row.get("begins", not self.config.new_document) or not documents
+                if begins or (self.config.new_document and pattern.search(text)):
+                    if documents == self.config.take:
+                        return
+                    documents += 1
+                yield _Row(text, documents, state)
+        except UserError:
+            raise
+        except Exception as error:  # `datasets` and what it stands on raise anything
+            raise UserError(self._explain(error.__cause__ or error)) from None
+
+    def _load(self) -> Any:
+        """An `IterableDataset` of rows with text."""
+        import datasets
+
+        datasets.config.TORCH_AVAILABLE = False  # else torch is imported, to derive from its IterableDataset
+        datasets.disable_progress_bars()
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+        config, column = self.config, self.config.text_column or ""
+        if self.builder == "text":
+            options = {"column": column, "lines": bool(config.new_document)}
+            return datasets.IterableDataset.from_generator(_read, gen_kwargs={"paths": self.files, **options})
+        common: dict[str, Any] = {"split": config.split, "streaming": config.streaming}
+        if self.files:
+            paths = [glob.escape(os.path.abspath(path)) for path in self.files]
+            dataset = datasets.load_dataset(self.builder, data_files=paths, **common)
+        else:
+            if not (os.path.isdir(self.place) or datasets.config.HF_HUB_OFFLINE):
+                _ask_hub(self.place, config.revision)
+            dataset = datasets.load_dataset(self.place, config.subset, revision=config.revision, **common)
+        if not config.streaming:
+            dataset = dataset.to_iterable_dataset()
+        columns = dataset.column_names or [*next(iter(dataset), {})]
+        if column not in columns:
+            has = f"{self.place} has {', '.join(columns) or 'none'}"
+            raise UserError(f"data.text_column {column}: no such column; {has}")
+        return dataset.select_columns([column])
+
+    def _explain(self, error: BaseException) -> str:
+        if isinstance(error, StopIteration):  # the json builder, for want of a first line
+            return f"{self.place} holds no text"
+        for path in self.files:
+            if fault := _fault(path, self.builder):
+                return f"cannot read {path}: {fault}"
+        said = " ".join(str(error).split("\nExample of usage")[0].split())
+        if self.files:
+            return f"cannot read {self.place}: {said}"
+        ways = NO_NETWORK if isinstance(error, ConnectionError) else "see data.subset, data.split, data.revision"
+        return f"data.name {self.place}: {said}; {ways}"
+
+
+def _builder(config: Data, files: list[str]) -> str:
+    """Which builder reads these files. Raises `UserError` where one does not read all."""
+    by_suffix: dict[str, str] = {}
+    for path in files:
+        suffixes = [suffix for suffix in Path(path).suffixes if suffix not in COMPRESSIONS]
+        suffix = suffixes[-1] if suffixes else "no suffix"
+        by_suffix[suffix] = BUILDERS.get(suffix, "text")
+    if len({*by_suffix.values()}) > 1:
+        kinds = ", ".join(f"{suffix} ({builder})" for suffix, builder in sorted(by_suffix.items()))
+        raise UserError(f"data.path {config.path!r} matches several kinds of files: {kinds}; name one kind")
+    if config.subset or config.revision or config.split != "train":
+        raise UserError("data.subset, data.revision and data.split choose from data.name; files have none")
+    return by_suffix.popitem()[1]
+
+
+def _pieces(texts: Iterable[str]) -> Iterator[str]:
+    """The same text, cut where it must be so that PIECE <= length < 2 PIECE but for the last."""
+    held = ""
+    for text in texts:
+        held += text
+        while len(held) >= 2 * PIECE:
+            found = CUT.search(held, PIECE)
+            at = found.start() if found and found.start() < 2 * PIECE else PIECE
+            yield held[:at]
+            held = held[at:]
+    if held:
+        yield held
+
+
+def _read(paths: list[str], column: str, lines: bool) -> Iterator[dict[str, Any]]:
+    """Blocks or lines of plain text files, line ends as they are: the builder `text` would make all of them LF."""
+    for path in paths:
+        decode, at, begins, data = codecs.getincrementaldecoder("utf-8")(), 0, True, b""
+        with fsspec.open(path, "rb", compression="infer") as file:
+            while begins or data:
+                data = file.readline(PIECE) if lines else file.read(PIECE)
+                pending = len(decode.getstate()[0])
+                try:
+                    yield {column: decode.decode(data, final=not data), "begins": begins}
+                except UnicodeDecodeError as error:
+                    place = f"{error.reason} at byte {at - pending + error.start}"
+                    raise UserError(f"{path} is not UTF-8 text: {place}") from None
+                at, begins = at + len(data), False
