@@ -7,7 +7,7 @@ from torch import Tensor
 
 from analysis.capture import observe
 from configs import UserError
-from data.tokenizers import ByteTokenizer, Tokenizer
+from data.tokenizers import Tokenizer
 from model.attention import Observation
 from model.backends import naive
 from model.transformer import GPT
@@ -31,7 +31,10 @@ def attention(model: GPT, tokens: Sequence[int]) -> Tensor:
 
 def phrase(text: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     """The beginning of a text: whole words, as far as spaces show where they begin and end."""
-    ends = [i + 1 for i, token in enumerate(text) if tokenizer.decode([token]).isspace()]
+    shown = [tokenizer.decode([token]) for token in text]
+    # A word begins behind a space, or with one that is part of its first token.
+    begins = [text[:1].isspace() and not text.isspace() for text in [*shown[1:], ""]]
+    ends = [i for i, part in enumerate(shown, 1) if part.isspace() or begins[i - 1]]
     first = next((end for end in ends if end <= LONGEST_BLOCK // 2), 0)
     last = max((end for end in ends if LONGEST_BLOCK // 2 < end - first <= LONGEST_BLOCK), default=None)
     return list(text[first:last]) or list(text)
@@ -62,13 +65,12 @@ def encode(text: str, tokenizer: Tokenizer, context_length: int) -> list[int]:
 
 
 def visible(tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:
-    """Each token as something to see: `␣` for a space, `\\xe9` for a byte that is no character."""
+    """Each token as something to see: `␣` for a space, `\\xe9` for a byte that is no character by itself."""
     shown = []
     for token in tokens:
-        text = tokenizer.decode([token])
-        part = isinstance(tokenizer, ByteTokenizer) and text == "\ufffd"
-        text = f"\\x{token:02x}" if part else "".join(SYMBOLS.get(c, c) for c in text)
-        shown.append("BOS" if token == tokenizer.bos else text if text.isprintable() else repr(text)[1:-1])
+        text = tokenizer.decode_bytes([token]).decode(errors="backslashreplace")
+        text = "".join(SYMBOLS.get(c, c if c.isprintable() else repr(c)[1:-1]) for c in text)
+        shown.append("BOS" if token == tokenizer.bos else text)
     return shown
 
 

@@ -195,7 +195,7 @@ def _texts(
         texts[f"validation {what}, two times"] = patterns.twice(
             patterns.phrase(example, tokenizer), tokenizer, context_length
         )
-    symbols = example or [token for token in range(tokenizer.vocab_size) if token != tokenizer.bos]
+    symbols = example or tokenizer.symbols.tolist()
     texts["distinct tokens at random, two times"] = patterns.twice(
         patterns.shuffled(symbols), tokenizer, context_length
     )

@@ -35,6 +35,12 @@ def files_of(pattern: str) -> list[str]:
     raise UserError(f"data.path {pattern!r} matches no file")
 
 
+def split(text: str, val_fraction: float | None) -> tuple[str, str]:
+    """The training and the validation part: the last share of the characters."""
+    until = int(len(text) * (1 - (val_fraction or 0)))
+    return text[:until], text[until:]
+
+
 def shakespeare() -> str:
     """Nine plays as `NAME:` lines and speeches, without headings and stage directions.
 

@@ -9,8 +9,8 @@ from configs import UserError
 from configs.seeds import seed_for
 from data.sources import Batch, shifted, with_bos
 
-ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"  # where no text gives another
 VALIDATION = 256  # sequences
+MOST_SYMBOLS = 4096  # of a Markov chain: its table has the square of that
 
 
 class Synthetic:
@@ -80,6 +80,9 @@ class Backcopy(Synthetic):
         if len(symbols) <= self.triggers:
             needed = f"source backcopy needs {self.triggers + 1} distinct tokens, {self.triggers} as triggers"
             raise UserError(f"{needed}; the text has {len(symbols)}: give more text")
+        if len(symbols) > MOST_SYMBOLS:
+            most = f"source backcopy draws from up to {MOST_SYMBOLS} distinct tokens"
+            raise UserError(f"{most}; here are {len(symbols)}: use data.tokenizer char or byte")
         generator = torch.Generator().manual_seed(seed_for(seed, "chain"))
         logits_VV = 2.0 * torch.randn(len(symbols), len(symbols), generator=generator, dtype=torch.float64)
         logits_VV[:, : self.triggers] += 1.5

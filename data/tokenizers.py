@@ -1,19 +1,27 @@
-"""Characters or bytes to ids and back. BOS, where there is one, is the last id and stands for no text."""
+"""Text to ids and back. BOS, where there is one, stands for no text; `symbols` are the ids that do."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from configs import UserError
+from configs.schema import Data as DataConfig
+from data.bpe import NAMED, BytePairTokenizer, from_json, named, train_bpe
+from data.corpora import split
+
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"  # where no text gives another
 
 
 class CharTokenizer:
     """One id for each of `characters`, in their order; encoding anything else is a `UserError`."""
 
+    kind = "char"
+
     def __init__(self, characters: str, bos: bool):
-        self.characters = characters
+        self.characters, self.symbols = characters, np.arange(len(characters))
         self.bos = len(characters) if bos else None
         self.vocab_size = len(characters) + bos
         self._ids = {character: i for i, character in enumerate(characters)}
@@ -36,11 +44,13 @@ class CharTokenizer:
 
     def to_json(self) -> dict[str, Any]:
         """What `load_tokenizer` needs."""
-        return {"kind": "char", "bos": self.bos is not None, "characters": self.characters}
+        return {"kind": self.kind, "bos": self.bos is not None, "characters": self.characters}
 
 
 class ByteTokenizer:
     """The 256 bytes of UTF-8: encodes any text."""
+
+    kind, symbols = "byte", np.arange(256)
 
     def __init__(self, bos: bool):
         self.bos = 256 if bos else None
@@ -60,17 +70,62 @@ class ByteTokenizer:
 
     def to_json(self) -> dict[str, Any]:
         """What `load_tokenizer` needs."""
-        return {"kind": "byte", "bos": self.bos is not None}
+        return {"kind": self.kind, "bos": self.bos is not None}
 
 
-Tokenizer = CharTokenizer | ByteTokenizer
+Tokenizer = CharTokenizer | ByteTokenizer | BytePairTokenizer
 
 
-def make_tokenizer(kind: str, bos: bool, characters: str = "") -> Tokenizer:
-    """`char` over `characters`, in their order, or `byte`."""
-    return CharTokenizer(characters, bos) if kind == "char" else ByteTokenizer(bos)
+def make_tokenizer(config: DataConfig, texts: Sequence[str]) -> Tokenizer:
+    """What `data.tokenizer` asks for: `char` over the characters of the texts, `bpe` of their training parts.
+
+    Raises `UserError` for `bpe` without enough text, and for a named encoding whose files are not at hand.
+    """
+    if config.tokenizer == "char":
+        return CharTokenizer("".join(sorted({*"".join(texts)})) or ALPHABET, config.bos)
+    if config.tokenizer == "byte":
+        return ByteTokenizer(config.bos)
+    if config.tokenizer != "bpe":
+        return named(config.tokenizer, config.bos)
+    if not texts:
+        sources = ", ".join(config.sources)
+        raise UserError(f"data.tokenizer bpe is trained on text, and {sources} has none: use byte or char")
+    training = (split(text, config.val_fraction)[0] for text in texts)
+    return train_bpe(training, config.vocab_size or 0, config.bos)
+
+
+def vocab_size_of(config: DataConfig) -> int | None:
+    """How many tokens there will be, without text or network; None for `char`, where the text decides."""
+    if config.tokenizer == "byte":
+        return 256 + config.bos
+    return config.vocab_size if config.tokenizer == "bpe" else NAMED.get(config.tokenizer)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer that a run saved as `tokenizer.json`."""
-    return make_tokenizer(**json.loads(path.read_text(encoding="utf-8")))
+    """The tokenizer that a run saved as `tokenizer.json`.
+
+    Raises `UserError` for a file that no run wrote, and for a named encoding whose files are not at hand.
+    """
+    try:
+        return _from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise UserError(f"cannot read the tokenizer of {path.parent}: {reason}") from None
+
+
+def _from_json(saved: dict[str, Any]) -> Tokenizer:
+    kind, bos = saved["kind"], saved["bos"]
+    if not isinstance(bos, bool):
+        raise ValueError("its bos is neither true nor false")
+    if kind == "byte":
+        return ByteTokenizer(bos)
+    if kind == "bpe":
+        return from_json(saved)
+    if kind in NAMED:
+        return named(kind, bos)
+    characters = saved["characters"]
+    if kind != "char" or not isinstance(characters, str):
+        raise ValueError(f"its kind is none of char, byte, bpe, {', '.join(NAMED)}")
+    if len({*characters.encode().decode()}) < len(characters):  # encode: a lone surrogate is no character
+        raise ValueError("it has a character twice")
+    return CharTokenizer(characters, bos)

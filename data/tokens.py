@@ -16,6 +16,7 @@ import numpy as np
 
 from configs import UserError
 from configs.schema import Data as DataConfig
+from data.corpora import split
 from data.tokenizers import Tokenizer
 
 
@@ -35,11 +36,12 @@ def prepare(config: DataConfig, source: str, text: str, tokenizer: Tokenizer, co
 
     Raises `UserError` where a part is too short for one window of `context_length`; nothing is written then.
     """
-    ids = tokenizer.encode(text)
-    split = int(len(ids) * (1 - (config.val_fraction or 0)))
+    parts = dict(zip(("train", "val"), split(text, config.val_fraction), strict=True))
+    ids = {name: tokenizer.encode(part) for name, part in parts.items()}
+    counts = {name: len(part) for name, part in ids.items()}
     need = context_length + (not config.bos)  # without BOS the last target is one token more
     place = config.path if source == "text" else source
-    for name, have in (("train", split), ("val", len(ids) - split)):
+    for name, have in counts.items():
         if have < need:
             raise UserError(
                 f"model.context_length {context_length} needs at least {need} tokens; the {name} part of "
@@ -49,16 +51,13 @@ def prepare(config: DataConfig, source: str, text: str, tokenizer: Tokenizer, co
     fingerprint = hashlib.sha256(identity + text.encode()).hexdigest()[:16]
     folder = Path(config.cache_dir) / fingerprint
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
-    counts = {"train": split, "val": len(ids) - split}
     meta = {"tokens": counts, "dtype": dtype.name, "tokenizer": tokenizer.to_json()}
-    ids = ids.astype(dtype)
-    files = {"train.bin": ids[:split].tobytes(), "val.bin": ids[split:].tobytes()}
+    files = {f"{name}.bin": part.astype(dtype).tobytes() for name, part in ids.items()}
     files["meta.json"] = json.dumps(meta).encode()
     if not _holds(folder, files):
         _write(folder, files)
     train, val = (np.memmap(folder / f"{name}.bin", dtype, "r") for name in counts)
-    bytes_per_token = 1.0 if config.tokenizer == "byte" else len(text[split:].encode()) / len(val)
-    return Tokens(train, val, tokenizer, fingerprint, bytes_per_token)
+    return Tokens(train, val, tokenizer, fingerprint, len(parts["val"].encode()) / len(val))
 
 
 def _holds(folder: Path, files: dict[str, bytes]) -> bool:
