@@ -1,30 +1,32 @@
 """Documents through the library `datasets`: of a data set of the hub, of a local folder with one, of files.
 
-Rows come from there; a row is a document, or with `data.new_document` a line of one. Documents are handed on in
-pieces, so that memory stays bounded however long they are.
+Rows come from there; a row is a document, or with `data.new_document` a line of one. Documents are handed on
+in pieces, so that memory stays bounded however long they are.
 """
 
 import codecs
 import glob
+import hashlib
 import json
 import os
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import fsspec
+import pyarrow.parquet
 
 from configs import UserError
 from configs.schema import Data
 from data.corpora import files_of
 
 PIECE = 2**20  # characters
-# Where every tokenizer splits, whatever stands around: behind a newline or in front of a space, if single and ahead
-# of a letter. (Two newlines would not do: `\s+(?!\S)` of GPT-2 and GPT-4 takes both at the end of a text, but within
-# it leaves the second by itself. And GPT-4's patterns join a newline to punctuation before it.)
+# Where every byte-pair encoding splits, so that the pieces tokenize as the whole does: behind a newline or in
+# front of a space, if it is single and a letter or digit follows. (Behind two newlines GPT-2 does not: `\s+(?!\S)`
+# takes both at the end of a text, but leaves the second one alone where more follows.)
 CUT = re.compile(r"(?<=\S\n)(?=\w)|(?<=\S)(?= \w)")
 COMPRESSIONS = {".gz", ".zst", ".bz2", ".xz"}
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}  # of `datasets`; all else is plain text
@@ -38,6 +40,7 @@ class Piece(NamedTuple):
 
     text: str
     begins: bool
+    draw: float  # a number in 0 ... 1 that hangs on the document's first PIECE characters alone
 
 
 class _Row(NamedTuple):
@@ -47,7 +50,7 @@ class _Row(NamedTuple):
 
 
 class Documents:
-    """An iterator over pieces. With the `state` that another has had, it goes on behind that one's last piece.
+    """Iterates over pieces. With the `state` that another has had, it goes on behind that one's last piece.
 
     `skipped` counts the rows that are null or empty. Raises `UserError` for what cannot be read.
     """
@@ -70,9 +73,12 @@ class Documents:
             first = next(rows)
             texts = (row.text for rows in ([first], rows) for row in rows)
             for number, text in enumerate(_pieces(texts)):
+                if number == 0:
+                    digest = hashlib.sha256(text[:PIECE].encode()).digest()
+                    draw = int.from_bytes(digest[:6]) / 2**48
                 if number >= known:
                     self.state = first.state | {"pieces": number + 1}
-                    yield Piece(text, begins=number == 0)
+                    yield Piece(text, number == 0, draw)
             known = 0
 
     def _rows(self) -> Iterator[_Row]:
@@ -142,7 +148,9 @@ class Documents:
         said = " ".join(str(error).split("\nExample of usage")[0].split())
         if self.files:
             return f"cannot read {self.place}: {said}"
-        ways = NO_NETWORK if isinstance(error, ConnectionError) else "see data.subset, data.split, data.revision"
+        ways = (
+            NO_NETWORK if isinstance(error, ConnectionError) else "see data.subset, data.split, data.revision"
+        )
         return f"data.name {self.place}: {said}; {ways}"
 
 
@@ -176,7 +184,7 @@ def _pieces(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _read(paths: list[str], column: str, lines: bool) -> Iterator[dict[str, Any]]:
-    """Blocks or lines of plain text files, line ends as they are: the builder `text` would make all of them LF."""
+    """Blocks or lines of plain text, line ends as they are: the builder `text` would make LF of all."""
     for path in paths:
         decode, at, begins, data = codecs.getincrementaldecoder("utf-8")(), 0, True, b""
         with fsspec.open(path, "rb", compression="infer") as file:
@@ -189,3 +197,41 @@ def _read(paths: list[str], column: str, lines: bool) -> Iterator[dict[str, Any]
                     place = f"{error.reason} at byte {at - pending + error.start}"
                     raise UserError(f"{path} is not UTF-8 text: {place}") from None
                 at, begins = at + len(data), False
+
+
+def _fault(path: str, builder: str) -> str:
+    """What is wrong with a file, if anything: `datasets` names neither file nor line."""
+    try:
+        with fsspec.open(path, "rb", compression="infer") as file:
+            if builder == "parquet":
+                deque(pyarrow.parquet.ParquetFile(file).iter_batches(), maxlen=0)
+            for number, line in enumerate(file, 1) if builder == "json" else ():
+                if number == 1 and line.strip() in (b"[", b"{"):
+                    return ""  # one value over many lines
+                try:
+                    json.dumps(json.loads(line), ensure_ascii=False).encode() if line.strip() else None
+                except ValueError as error:
+                    return f"line {number:,}: {error}"
+    except Exception as error:
+        return " ".join(str(error).split()) or type(error).__name__
+    return ""
+
+
+def _ask_hub(name: str, revision: str | None) -> None:
+    """Raises `UserError` where it is not there, within seconds: `datasets` would try for half a minute."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        HfApi().dataset_info(name, revision=revision, timeout=5)
+    except HFValidationError:
+        raise UserError(f"data.name {name}: no such folder, and no name that the hub could have") from None
+    except RepositoryNotFoundError:
+        ways = "or it needs leave: ask for it on its page, then `hf auth login` or HF_TOKEN"
+        raise UserError(
+            f"data.name {name}: no such folder, and no such data set on the hub, {ways}"
+        ) from None
+    except HfHubHTTPError as error:
+        raise UserError(f"data.name {name}: {str(error).strip().splitlines()[0]}") from None
+    except Exception as error:  # whatever the network does
+        raise UserError(f"data.name {name}: the hub cannot be reached ({error}); {NO_NETWORK}") from None
