@@ -261,9 +261,12 @@ class Writer:
             occur = np.zeros(tokenizer.vocab_size, bool)
             part["sha256"] = []
             for path in sorted(self.folder.glob(f"{name}-[0-9]*.bin")):
-                ids = np.fromfile(path, self.dtype)
-                occur[ids] = True
-                part["sha256"].append(_sha256(ids))
+                checksum = hashlib.sha256()
+                with open(path, "rb") as file:
+                    while block := file.read(2**22):
+                        checksum.update(block)
+                        occur[np.frombuffer(block, self.dtype)] = True
+                part["sha256"].append(checksum.hexdigest())
             if tokenizer.bos is not None:
                 occur[tokenizer.bos] = False
             self._append(f"{name}-symbols.bin", np.flatnonzero(occur))
