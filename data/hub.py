@@ -12,7 +12,7 @@ import os
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +25,8 @@ from data.corpora import files_of
 
 PIECE = 2**20  # characters
 # Where every byte-pair encoding splits, so that the pieces tokenize as the whole does: behind a newline or in
-# front of a space, if it is single and a letter or digit follows. (Behind two newlines GPT-2 does not: `\s+(?!\S)`
-# takes both at the end of a text, but leaves the second one alone where more follows.)
+# front of a space, if it is single and a letter or digit follows. (Behind two newlines GPT-2's does not: its
+# `\s+(?!\S)` takes both at the end of a text, but leaves the second one alone where more follows.)
 CUT = re.compile(r"(?<=\S\n)(?=\w)|(?<=\S)(?= \w)")
 COMPRESSIONS = {".gz", ".zst", ".bz2", ".xz"}
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}  # of `datasets`; all else is plain text
@@ -43,12 +43,6 @@ class Piece(NamedTuple):
     draw: float  # a number in 0 ... 1 that hangs on the document's first PIECE characters alone
 
 
-class _Row(NamedTuple):
-    text: str
-    document: int
-    state: dict[str, Any]  # of the reader in front of this row
-
-
 class Documents:
     """Iterates over pieces. With the `state` that another has had, it goes on behind that one's last piece.
 
@@ -56,57 +50,51 @@ class Documents:
     """
 
     def __init__(self, config: Data, state: dict[str, Any] | None = None):
-        self.config = config
+        self.config, self.place = config, config.path or config.name or ""
         self.state = state or {"dataset": None, "rows": 0, "documents": 0, "pieces": 0, "skipped": {}}
-        self.place = config.path or config.name or ""
+        self.skipped = Counter(self.state["skipped"])
         self.files = files_of(config.path) if config.path else []
         self.builder = _builder(config, self.files) if self.files else ""
 
-    @property
-    def skipped(self) -> dict[str, int]:
-        """So far."""
-        return dict(self._skipped)
-
     def __iter__(self) -> Iterator[Piece]:
         known = self.state["pieces"]  # of the first document: read again, not handed on
-        for _, rows in groupby(self._rows(), key=lambda row: row.document):
-            first = next(rows)
-            texts = (row.text for rows in ([first], rows) for row in rows)
-            for number, text in enumerate(_pieces(texts)):
+        for _, rows in groupby(self._rows(), key=lambda row: row[0]):
+            _, first, state = next(rows)
+            draw = -1.0
+            for number, text in enumerate(_pieces(chain([first], (text for _, text, _ in rows)))):
                 if number == 0:
-                    digest = hashlib.sha256(text[:PIECE].encode()).digest()
-                    draw = int.from_bytes(digest[:6]) / 2**48
+                    draw = int.from_bytes(hashlib.sha256(text[:PIECE].encode()).digest()[:6]) / 2**48
                 if number >= known:
-                    self.state = first.state | {"pieces": number + 1}
+                    self.state = state | {"pieces": number + 1}
                     yield Piece(text, number == 0, draw)
             known = 0
 
-    def _rows(self) -> Iterator[_Row]:
-        """Rows with text, and the number of the document each belongs to."""
+    def _rows(self) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        """The number of its document, the text, and the state in front of each row that has text."""
         position, count, documents = (self.state[key] for key in ("dataset", "rows", "documents"))
-        self._skipped = Counter(self.state["skipped"])
-        column, pattern = self.config.text_column or "", re.compile(self.config.new_document or "")
+        column, lines = self.config.text_column or "", self.config.new_document
         try:
             dataset = self._load()
             if position:
                 dataset.load_state_dict(position)
             for row in dataset:
-                state = {"dataset": position, "rows": count, "documents": documents, "skipped": self.skipped}
+                state = {"dataset": position, "rows": count, "documents": documents}
+                state["skipped"] = dict(self.skipped)
                 position, count, text = dataset.state_dict(), count + 1, row[column]
                 if text is not None and not isinstance(text, str):
-                    what = f"data.text_column {column} holds {text!r:.60}"
-                    raise UserError(f"{self.place}, row {count:,}: {what}, which is not text")
-                if text is not None and self.config.new_document and self.builder != "text":
+                    what = f"data.text_column {column} holds {text!r:.60}, which is not text"
+                    raise UserError(f"{self.place}, row {count:,}: {what}")
+                if text is not None and lines and self.builder != "text":
                     text = text.removesuffix("\n") + "\n"  # an empty line of WikiText is an empty row
                 if not text:
-                    self._skipped["null" if text is None else "empty"] += 1
+                    self.skipped["null" if text is None else "empty"] += 1
                     continue
-                begins = row.get("begins", not self.config.new_document) or not documents
-                if begins or (self.config.new_document and pattern.search(text)):
+                begins = row.get("begins", not lines) or not documents
+                if begins or (lines and re.search(lines, text)):
                     if documents == self.config.take:
                         return
                     documents += 1
-                yield _Row(text, documents, state)
+                yield documents, text, state
         except UserError:
             raise
         except Exception as error:  # `datasets` and what it stands on raise anything
@@ -155,18 +143,18 @@ class Documents:
 
 
 def _builder(config: Data, files: list[str]) -> str:
-    """Which builder reads these files. Raises `UserError` where one does not read all."""
-    by_suffix: dict[str, str] = {}
+    """Which builder of `datasets` reads these files, or "text". Raises `UserError` where none reads all."""
+    kinds: dict[str, str] = {}
     for path in files:
         suffixes = [suffix for suffix in Path(path).suffixes if suffix not in COMPRESSIONS]
         suffix = suffixes[-1] if suffixes else "no suffix"
-        by_suffix[suffix] = BUILDERS.get(suffix, "text")
-    if len({*by_suffix.values()}) > 1:
-        kinds = ", ".join(f"{suffix} ({builder})" for suffix, builder in sorted(by_suffix.items()))
-        raise UserError(f"data.path {config.path!r} matches several kinds of files: {kinds}; name one kind")
+        kinds[suffix] = BUILDERS.get(suffix, "text")
+    if len({*kinds.values()}) > 1:
+        told = ", ".join(f"{suffix} ({kind})" for suffix, kind in sorted(kinds.items()))
+        raise UserError(f"data.path {config.path!r} matches several kinds of files: {told}; name one kind")
     if config.subset or config.revision or config.split != "train":
         raise UserError("data.subset, data.revision and data.split choose from data.name; files have none")
-    return by_suffix.popitem()[1]
+    return kinds.popitem()[1]
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Large corpora as tokens on disk: prepared once, on all cores, complete or absent; a kill costs seconds.
 
-docs/data.md says what a folder holds. While it is written it is called `tmp-<key>`; its `progress.json` says how
-long each file was behind some document, and where the reader of documents stood there.
+docs/data.md says what a folder holds. While it is written it is called `tmp-<key>`; its `progress.json` says
+how long each file was behind some document, and where the reader of documents stood there.
 """
 
 import fcntl
@@ -11,11 +11,12 @@ import os
 import shutil
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -32,15 +33,12 @@ SHARD = 2**26  # tokens
 BATCH = 2**20  # characters that a thread gets at a time
 SAVE_EVERY = 2**24  # bytes of text
 BPE_TEXT = 100_000_000  # bytes of text that the tokenizer `bpe` is trained on
+State = dict[str, Any]  # of the reader of documents
+Batch = tuple[list[Piece], State]
+# What a batch adds to each part: ids, where in them documents begin, bytes of text.
+Added = dict[str, tuple[np.ndarray, list[int], int]]
+PARTS = ("train", "val")
 ASKED = ("name", "subset", "revision", "split", "text_column", "take", "new_document", "val_fraction")
-
-
-class Tokenized(NamedTuple):
-    """What a batch adds to a part: ids, where in them documents begin, bytes of text."""
-
-    ids: np.ndarray
-    documents: list[int]
-    bytes: int
 
 
 def prepared(config: Data, tokenizer: Tokenizer | None = None) -> Path:
@@ -157,32 +155,24 @@ def _training_texts(config: Data) -> Iterator[str]:
 
 def _write_tokens(config: Data, tokenizer: Tokenizer, writer: "Writer") -> dict[str, int]:
     """Read here, tokenize in threads, write in order; returns how many documents were skipped, and why."""
-    documents, threads = Documents(config, writer.reader), os.cpu_count() or 1
-    share = config.val_fraction or 0
-    pending: deque[tuple[Future, dict[str, Any]]] = deque()
+    documents = Documents(config, writer.reader)
     line = "{n_fmt}B of text, {rate_fmt}{postfix}, {elapsed} gone\n"  # in a log file
     looks: dict[str, Any] = {} if sys.stderr.isatty() else {"bar_format": line, "mininterval": 10}
-    done = sum(part["bytes"] for part in writer.parts.values())
-    with ThreadPoolExecutor(threads) as pool, tqdm(initial=done, unit="B", unit_scale=True, **looks) as bar:
-
-        def write(tokenized: dict[str, Tokenized], state: dict[str, Any]) -> None:
+    done, share = sum(part["bytes"] for part in writer.parts.values()), config.val_fraction or 0
+    with tqdm(initial=done, unit="B", unit_scale=True, **looks) as bar:
+        work = partial(_tokenize, tokenizer, writer.dtype, share)
+        for tokenized, state in _in_order(work, _batches(documents)):
             writer.add(tokenized, state)
-            bar.set_postfix_str(f"{sum(p['documents'] for p in writer.parts.values()):,} documents", False)
-            bar.update(sum(added.bytes for added in tokenized.values()))
-
-        for batch, state in _batches(documents):
-            pending.append((pool.submit(_tokenize, batch, tokenizer, writer.dtype, share), state))
-            if len(pending) > 2 * threads:
-                future, state = pending.popleft()
-                write(future.result(), state)
-        for future, state in pending:
-            write(future.result(), state)
-    return documents.skipped
+            count = sum(part["documents"] for part in writer.parts.values())
+            bar.set_postfix_str(f"{count:,} documents", refresh=False)
+            bar.update(sum(size for _, _, size in tokenized.values()))
+    return dict(documents.skipped)
 
 
-def _batches(documents: Documents) -> Iterator[tuple[list[Piece], dict[str, Any]]]:
+def _batches(documents: Documents) -> Iterator[Batch]:
     """Pieces of about BATCH characters together, and the state of the reader behind them."""
-    batch, size = [], 0
+    batch: list[Piece] = []
+    size = 0
     for piece in documents:
         batch.append(piece)
         size += len(piece.text)
@@ -193,11 +183,23 @@ def _batches(documents: Documents) -> Iterator[tuple[list[Piece], dict[str, Any]
         yield batch, documents.state
 
 
-def _tokenize(
-    batch: list[Piece], tokenizer: Tokenizer, dtype: np.dtype, val_fraction: float
-) -> dict[str, Tokenized]:
-    parts, bos = {}, np.array([] if tokenizer.bos is None else [tokenizer.bos], dtype)
-    for name in ("train", "val"):
+def _in_order(
+    work: Callable[[list[Piece]], Added], batches: Iterator[Batch]
+) -> Iterator[tuple[Added, State]]:
+    """What threads make of the batches, of which few are held. Tokenizers let other threads go on."""
+    threads, pending = os.cpu_count() or 1, deque[tuple[Future[Added], State]]()
+    with ThreadPoolExecutor(threads) as pool:
+        for batch, state in batches:
+            pending.append((pool.submit(work, batch), state))
+            if len(pending) > 2 * threads:
+                yield pending[0][0].result(), pending.popleft()[1]
+        yield from ((future.result(), state) for future, state in pending)
+
+
+def _tokenize(tokenizer: Tokenizer, dtype: np.dtype, val_fraction: float, batch: list[Piece]) -> Added:
+    parts: Added = {}
+    bos = np.array([] if tokenizer.bos is None else [tokenizer.bos], dtype)
+    for name in PARTS:
         ids, documents, length, size = [bos[:0]], [], 0, 0
         for piece in batch:
             if (piece.draw < val_fraction) == (name == "val"):
@@ -205,7 +207,7 @@ def _tokenize(
                 ids += [bos if piece.begins else bos[:0], tokenizer.encode(piece.text).astype(dtype)]
                 length += len(ids[-2]) + len(ids[-1])
                 size += len(piece.text.encode())
-        parts[name] = Tokenized(np.concatenate(ids), documents, size)
+        parts[name] = np.concatenate(ids), documents, size
     return parts
 
 
@@ -214,12 +216,12 @@ class Writer:
 
     def __init__(self, folder: Path, dtype: np.dtype):
         self.folder, self.dtype = folder, dtype
-        counts = {"tokens": 0, "documents": 0, "bytes": 0}
-        saved: dict[str, Any] = {"files": {}, "parts": {"train": counts, "val": {**counts}}, "reader": None}
+        parts = {name: {"tokens": 0, "documents": 0, "bytes": 0} for name in PARTS}
+        saved: dict[str, Any] = {"files": {}, "parts": parts, "reader": None}
         if (folder / "progress.json").exists():
             saved = json.loads((folder / "progress.json").read_text())
         self.parts: dict[str, dict[str, Any]] = saved["parts"]
-        self.reader: dict[str, Any] | None = saved["reader"]
+        self.reader: State | None = saved["reader"]
         self._unsaved, self._touched = 0, set[Path]()
         for path in folder.iterdir():
             if path.name in saved["files"]:
@@ -227,7 +229,7 @@ class Writer:
             elif path.name not in ("tokenizer.json", "progress.json"):
                 path.unlink()
 
-    def add(self, tokenized: dict[str, Tokenized], reader: dict[str, Any]) -> None:
+    def add(self, tokenized: Added, reader: State) -> None:
         """Append to both parts; `reader` is where it goes on behind that."""
         for name, (ids, documents, size) in tokenized.items():
             part = self.parts[name]

@@ -1,5 +1,6 @@
 """Tokens of large corpora: complete or absent, the same after any kill; a document stays on its side."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -321,15 +322,18 @@ def test_processes_that_prepare_the_same_at_once_prepare_it_once(tmp_path):
     assert os.listdir(tmp_path / "cache") == [folders.pop().name]
 
 
-def test_a_process_that_waits_finds_the_folder_or_takes_over(tmp_path):
+def test_a_process_waits_for_the_one_that_prepares_and_takes_over_from_the_dead(tmp_path):
     path, cache = jsonl(tmp_path / "a.jsonl", texts(8_000)), tmp_path / "cache"
-    first = start(path, cache)
-    while not written(cache) and first.poll() is None:
-        time.sleep(0.001)
+    assert kill_at(start(path, cache), cache, 1)
+    (temporary,) = cache.iterdir()
+    before = contents(temporary)
+    lock = os.open(temporary, os.O_RDONLY)  # as the dead one had it
+    fcntl.flock(lock, fcntl.LOCK_EX)
     second = start(path, cache)
     assert "waiting for the process" in second.stderr.readline()
-    kill_at(first, cache, 0)
-    assert read(finish(second))["train"]
+    assert contents(temporary) == before
+    os.close(lock)
+    assert sum(map(len, read(finish(second)).values())) == 8_000
 
 
 # Faults
