@@ -36,9 +36,8 @@ def refused(argv: list[str], capsys) -> str:
 
 def test_it_prints_the_folder_and_what_is_in_it_and_imports_no_torch(tmp_path):
     rows = texts(100)
-    path = (
-        jsonl(tmp_path / "corpus" / "a.jsonl", [*rows, ""]) if (tmp_path / "corpus").mkdir() is None else None
-    )
+    (tmp_path / "corpus").mkdir()
+    path = jsonl(tmp_path / "corpus" / "a.jsonl", [*rows, ""])
     code = (
         "import sys; from scripts.prepare import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
     )
