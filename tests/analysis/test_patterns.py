@@ -9,10 +9,12 @@ from analysis import patterns
 from analysis.capture import observe
 from analysis.probes import Probes, measure
 from configs import UserError
+from data.bpe import train_bpe
 from data.tokenizers import ByteTokenizer, CharTokenizer
 from tests.model.definition import attention
 from tests.model.models import VOCAB, build_random, tokens
 
+WORDS = train_bpe(["Cassius spoke, and then the Brutus answered", " the the"] * 3, 280, bos=True)
 CHARACTERS = CharTokenizer("abcdefgh \n", bos=True)
 KINDS = {"grouped": {}, "zero sink": {"sink": "zero"}, "sink and gate": {"sink": "learned", "gate": True}}
 
@@ -93,6 +95,18 @@ def test_a_phrase_begins_and_ends_with_a_word():
     )
 
 
+@given(st.integers(0, 20))
+def test_a_phrase_begins_and_ends_with_a_word_where_spaces_are_part_of_tokens(begin):
+    text = "Cassius spoke, and \nthen Brutus answered him with what little patience remained to him that day"
+    tokens = WORDS.encode(text).tolist()[begin:]
+    block = patterns.phrase(tokens, WORDS)
+    assert 15 <= len(block) <= patterns.LONGEST_BLOCK
+    before, shown, after = WORDS.decode(tokens).partition(WORDS.decode(block))
+    assert not before or before[-1].isspace() or shown[0].isspace()
+    assert not after or shown[-1].isspace() or after[0].isspace()
+    assert shown.split() == WORDS.decode(tokens).split()[len(before.split()) :][: len(shown.split())]
+
+
 def test_shuffled_tokens_are_distinct_and_always_the_same():
     assert patterns.shuffled([3, 1, 3, 7, 1]) == patterns.shuffled([7, 3, 1])
     assert sorted(patterns.shuffled(range(40))) == list(range(40))
@@ -112,6 +126,23 @@ def test_whitespace_control_characters_and_broken_bytes_can_be_seen():
         "<",
     ]
     assert patterns.visible([*"é ".encode()], ByteTokenizer(bos=False)) == ["\\xc3", "\\xa9", "␣"]
+
+
+def test_tokens_that_hold_a_part_of_a_character_show_its_bytes():
+    """Also beside whole characters, and where a control character is beside them."""
+    assert patterns.visible([WORDS.bos, *WORDS.encode(" the “é\x00")], WORDS) == [
+        "BOS",
+        "␣the",
+        "␣",
+        "\\xe2",
+        "\\x80",
+        "\\x9c",
+        "\\xc3",
+        "\\xa9",
+        "\\x00",
+    ]
+    mixed = train_bpe(["\0“ \0“ x\0”"] * 9, 262, bos=True)
+    assert {"\\x00\\xe2", "\\x00“"} < {*patterns.visible(mixed.symbols, mixed)}
 
 
 def test_a_text_of_ones_own_is_encoded_as_it_is_behind_bos():

@@ -4,11 +4,13 @@ import json
 from itertools import pairwise
 
 import pytest
+import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.patterns import attention as attention_of
 from analysis.view import KINDS, MOST_CELLS, MOST_PATTERNS, MOST_POINTS, best, smooth, thin, view
+from data.bpe import BytePairTokenizer
 from data.tokenizers import CharTokenizer
 from model.transformer import GPT
 from tests.analysis.made_up import SCORES, attention, config, heads, records, score
@@ -24,10 +26,10 @@ def shown(*, recorded=None, sections=None, **more):
     return json.loads(json.dumps(found, allow_nan=False))
 
 
-def reading(L=2, H=2, context=32, **more):
+def reading(L=2, H=2, context=32, tokenizer=TOKENIZER, **more):
     sections = {"model": {"n_layer": L, "n_head": H, "d_model": 2 * H, "context_length": context}}
-    model = GPT(config(**sections).model, TOKENIZER.vocab_size)
-    return shown(recorded=records(L, H), sections=sections, model=model, tokenizer=TOKENIZER, **more)
+    model = GPT(config(**sections).model, tokenizer.vocab_size)
+    return shown(recorded=records(L, H), sections=sections, model=model, tokenizer=tokenizer, **more)
 
 
 def test_every_number_of_every_record_is_there_to_four_digits():
@@ -168,6 +170,15 @@ def test_attention_is_a_triangle_of_thousandths_on_a_text_and_on_random_tokens()
 def test_without_heads_json_the_attention_is_on_random_tokens_alone():
     (random,) = reading()["attention"]
     assert len({*random["tokens"]}) == 11
+
+
+def test_random_tokens_are_text_also_where_bos_and_unused_ids_stand_among_them():
+    ranks = {bytes([byte]): 5 + byte for byte in range(256)}
+    marks = {"<|endoftext|>": 2, "<|endofprompt|>": 300}
+    odd = tiktoken.Encoding("odd", pat_str=".", mergeable_ranks=ranks, special_tokens=marks)
+    (random,) = reading(tokenizer=BytePairTokenizer(odd, bos=True))["attention"]
+    assert random["tokens"][0] == "BOS"
+    assert not {"BOS", ""} & {*random["tokens"][1:]}
 
 
 def test_a_text_of_ones_own_takes_the_place_of_the_probes():

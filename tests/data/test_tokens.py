@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from configs import UserError
 from configs.schema import Data
+from data.bpe import train_bpe
 from data.tokenizers import CharTokenizer, make_tokenizer
 from data.tokens import Tokens
 from data.tokens import prepare as prepare_with
@@ -50,13 +51,17 @@ def cached(tmp_path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("tokenizer", ["char", "byte"])
+@pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe"])
 @pytest.mark.parametrize("bos", [True, False])
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
 def test_both_parts_together_are_the_text_and_validation_is_its_end(tokenizer, bos, share, tmp_path):
-    text = TEXT + "ünï" * 200
-    tokens = prepare(config(tmp_path, tokenizer=tokenizer, bos=bos, val_fraction=share), text, 17)
+    text = TEXT + "ünï" * 200 + TEXT[::-1]
+    size = {"vocab_size": 270} if tokenizer == "bpe" else {}
+    tokens = prepare(config(tmp_path, tokenizer=tokenizer, bos=bos, val_fraction=share, **size), text, 17)
     assert text_of(tokens) == text
+    assert len(tokens.val) * tokens.bytes_per_token == pytest.approx(
+        len(tokens.tokenizer.decode_bytes(tokens.val))
+    )
     assert len(tokens.tokenizer.decode(tokens.val)) == pytest.approx(share * len(text), abs=1)
 
 
@@ -104,6 +109,20 @@ def test_another_tokenizer_for_the_same_text_never_meets_the_old_tokens(tmp_path
     assert tokens.fingerprint != cached.name
     assert text_of(tokens) == TEXT
     assert tokens.tokenizer is wider
+
+
+def test_an_encoding_trained_anew_for_the_same_text_never_meets_the_old_tokens(tmp_path):
+    data = config(tmp_path, tokenizer="bpe", vocab_size=280)
+    there = {
+        prepare_with(data, "text", TEXT, tokenizer, 17).fingerprint
+        for tokenizer in (
+            train_bpe([TEXT], 280, bos=True),
+            train_bpe([TEXT], 281, bos=True),
+            train_bpe([TEXT], 280, bos=False),
+            train_bpe([TEXT.upper()], 280, bos=True),
+        )
+    }
+    assert len(there) == 4
 
 
 @pytest.mark.parametrize("path", ["other.txt", "the.txt"])

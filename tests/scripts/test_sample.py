@@ -25,13 +25,15 @@ EURO = "€".encode()
 
 def make_run(folder: Path, tokenizer: str, bos: bool) -> str:
     data, off = {"tokenizer": tokenizer, "bos": bos}, {"every": 0}
+    if tokenizer == "bpe":
+        data["vocab_size"] = 280
     return str(start(folder, data=data, train={"steps": 5}, eval=off, probe=off))
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, str]:
     """Context 17."""
-    kinds = {"char": ("char", True), "byte": ("byte", True), "no bos": ("byte", False)}
+    kinds = {"bpe": ("bpe", True), "char": ("char", True), "byte": ("byte", True), "no bos": ("byte", False)}
     return {name: make_run(tmp_path_factory.mktemp("run"), *kind) for name, kind in kinds.items()}
 
 
@@ -120,12 +122,13 @@ def test_a_run_in_bf16_is_read_in_float32(tmp_path, say, capfd, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("joined", [False, True])
-def test_a_prompt_is_kept_whole(prompt, joined, runs, say):
+@pytest.mark.parametrize(("run", "longest"), [("byte", 1), ("bpe", 10)])
+def test_a_prompt_is_kept_whole(prompt, joined, run, longest, runs, say):
     words = [f"--prompt={prompt}"] if joined else ["--prompt", prompt]
-    printed = say(runs["byte"], *words, "--tokens", "5")
+    printed = say(runs[run], *words, "--tokens", "5")
     assert printed.startswith(prompt)
-    assert 1 <= len(printed.removeprefix(prompt)) - 1 <= 5
-    assert printed == say(runs["byte"], "--tokens", "5", *words)
+    assert 1 <= len(printed.removeprefix(prompt)) - 1 <= 5 * longest
+    assert printed == say(runs[run], "--tokens", "5", *words)
 
 
 def test_without_a_prompt_the_text_starts_from_bos(runs, say):
