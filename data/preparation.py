@@ -56,7 +56,12 @@ def prepared(config: Data, tokenizer: Tokenizer | None = None) -> Path:
     try:
         with _alone(folder) as temporary:
             if temporary is not None:
-                _prepare(config, tokenizer, request, temporary)
+                try:
+                    _prepare(config, tokenizer, request, temporary)
+                except UserError:
+                    if not (temporary / "progress.json").exists():  # nothing to go on from
+                        shutil.rmtree(temporary)
+                    raise
                 temporary.rename(folder)
     except OSError as error:
         kept = "what is done so far is kept, the next start goes on from there"
@@ -119,7 +124,7 @@ def _prepare(config: Data, tokenizer: Tokenizer | None, request: dict[str, Any],
         skipped = _write_tokens(config, tokenizer, writer)
         counts = {name: part["documents"] for name, part in writer.parts.items()}
         if not all(counts.values()):
-            shutil.rmtree(folder)
+            (folder / "progress.json").unlink(missing_ok=True)
             told = ", ".join(f"{count:,} {name} documents" for name, count in counts.items())
             ways = "give more documents or another data.val_fraction"
             if sum(counts.values()) == 1:

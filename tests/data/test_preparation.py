@@ -389,6 +389,16 @@ def test_a_part_without_documents_is_told_with_the_numbers_and_leaves_nothing(ro
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "values", [{"text_column": "content"}, {"tokenizer": "bpe", "vocab_size": 5000}, {"split": "test"}]
+)
+def test_a_wrong_request_leaves_nothing(values, tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", texts(9))
+    with pytest.raises(UserError):
+        prepared(asked(tmp_path, **{"path": str(path), **values}))
+    assert contents(tmp_path / "cache") == {}
+
+
 def test_a_file_that_breaks_half_way_keeps_what_was_read(tmp_path):
     """Once it is mended it is another file, which is read anew."""
     paths = [jsonl(tmp_path / f"{i}.jsonl", texts(60, i)) for i in range(2)]
