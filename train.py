@@ -30,7 +30,7 @@ from analysis.view import view
 from configs import UserError
 from configs.schema import Config
 from configs.seeds import seed_for
-from data import load_source
+from data.loading import load_source
 from data.mixture import Mixture
 from model.layers import PRECISIONS
 from model.transformer import GPT

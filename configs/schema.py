@@ -7,7 +7,7 @@ switches off keeps its other keys. Keys left at null are filled in with what the
 
 import re
 from functools import partial
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 from pydantic import Field as Key
@@ -41,7 +41,8 @@ class Section(BaseModel):
         """`steps: yes` would count as 1."""
         annotation = cls.model_fields[str(info.field_name)].annotation
         parts = value.values() if get_origin(annotation) is dict and isinstance(value, dict) else [value]
-        if annotation not in (bool, bool | None) and any(isinstance(part, bool) for part in parts):
+        takes_bool = bool in (annotation, *get_args(annotation))
+        if not takes_bool and any(isinstance(part, bool) for part in parts):
             raise ValueError(f"true or false has no meaning here; got {value}")
         return value
 

@@ -21,15 +21,18 @@ def load_text(source: str, path: str | None) -> str:
     """The whole corpus as one string. Raises `UserError` for files that are missing, empty or not UTF-8."""
     if source == "shakespeare":
         return shakespeare()
-    pattern = path or ""
-    found = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
-    paths = sorted(path for path in found if Path(path).is_file())
-    if not paths:
-        raise UserError(f"data.path {path!r} matches no file")
-    text = "".join(_read(path) for path in paths)
+    text = "".join(_read(path) for path in files_of(path or ""))
     if not text:
         raise UserError(f"data.path {path!r} holds no text")
     return text
+
+
+def files_of(pattern: str) -> list[str]:
+    """A file, or those that a glob matches, by name. Raises `UserError` where there is none."""
+    found = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
+    if paths := sorted(path for path in found if Path(path).is_file()):
+        return paths
+    raise UserError(f"data.path {pattern!r} matches no file")
 
 
 def split(text: str, val_fraction: float | None) -> tuple[str, str]:

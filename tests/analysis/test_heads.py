@@ -9,7 +9,7 @@ import torch
 from analysis.heads import describe_heads, in_words, labels_of
 from analysis.probes import Probes, make_probes, score
 from configs.schema import Config
-from data import load_source
+from data.loading import load_source
 from model.backends import BACKENDS
 from model.transformer import GPT
 from tests.analysis.test_circuit import CONFIG, T, induction_circuit

@@ -11,7 +11,7 @@ from analysis.probes import Probes, make_probes, measure, summary
 from analysis.rows import Rows
 from analysis.statistics import REGISTRY, statistic
 from configs.schema import Config
-from data import load_source
+from data.loading import load_source
 from model.backends import BACKENDS
 from model.transformer import GPT
 from tests.model.models import KINDS, build_random

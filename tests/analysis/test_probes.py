@@ -9,7 +9,7 @@ import torch
 from analysis.probes import make_probes
 from configs import UserError
 from configs.schema import Config
-from data import load_source
+from data.loading import load_source
 from data.mixture import Mixture as Source
 
 TEXT = "".join(string.ascii_letters[i * i % 52 if i % 3 else i % 52] for i in range(6000))

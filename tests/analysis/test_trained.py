@@ -10,7 +10,7 @@ import train
 from analysis.probes import make_probes, measure
 from configs.cli import parse
 from configs.schema import Config
-from data import load_source
+from data.loading import load_source
 from model.backends import BACKENDS
 from model.transformer import GPT
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from configs.schema import Config
-from data import load_source
+from data.loading import load_source
 from data.mixture import Mixture
 
 T = 17

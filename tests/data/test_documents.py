@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from configs import UserError
 from configs.schema import Config
-from data import load_source
 from data.documents import Documents
+from data.loading import load_source
 from data.sources import IGNORED, Batch
 from tests.data.stored import config, source, streams, write
 

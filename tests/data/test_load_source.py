@@ -7,8 +7,8 @@ import torch
 
 from configs import UserError
 from configs.schema import Config
-from data import load_source
 from data.bpe import train_bpe
+from data.loading import load_source
 from data.tokenizers import ByteTokenizer, CharTokenizer
 from tests.data.gpt2_files import gpt2_cache
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from configs.schema import Config, Model
-from data import load_source
+from data.loading import load_source
 from data.sources import IGNORED, Batch
 from model.transformer import GPT
 from training.evaluation import evaluate

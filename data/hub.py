@@ -1,0 +1,225 @@
+"""Documents through the library `datasets`: of a data set of the hub, of a local folder with one, of files.
+
+Rows come from there; a row is a document, or with `data.new_document` a line of one. Documents are handed on
+in pieces, so that memory stays bounded however long they are.
+"""
+
+import codecs
+import glob
+import hashlib
+import json
+import os
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsspec
+import pyarrow.parquet
+
+from configs import UserError
+from configs.schema import Data
+from data.corpora import files_of
+
+PIECE = 2**20  # characters
+# Where every byte-pair encoding splits, so that the pieces tokenize as the whole does: behind a newline or in
+# front of a space, if it is single and a letter or digit follows. (Behind two newlines GPT-2's does not: its
+# `\s+(?!\S)` takes both at the end of a text, but leaves the second one alone where more follows.)
+CUT = re.compile(r"(?<=\S\n)(?=\w)|(?<=\S)(?= \w)")
+COMPRESSIONS = {".gz", ".zst", ".bz2", ".xz"}
+BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}  # of `datasets`; all else is plain text
+NO_NETWORK = (
+    "HF_HUB_OFFLINE=1 reads what data.streaming false has downloaded before, data.path reads files of yours"
+)
+
+
+class Piece(NamedTuple):
+    """A document, or about PIECE characters of a long one."""
+
+    text: str
+    begins: bool
+    draw: float  # a number in 0 ... 1 that hangs on the document's first PIECE characters alone
+
+
+class Documents:
+    """Iterates over pieces. With the `state` that another has had, it goes on behind that one's last piece.
+
+    `skipped` counts the rows that are null or empty. Raises `UserError` for what cannot be read.
+    """
+
+    def __init__(self, config: Data, state: dict[str, Any] | None = None):
+        self.config, self.place = config, config.path or config.name or ""
+        self.state = state or {"dataset": None, "rows": 0, "documents": 0, "pieces": 0, "skipped": {}}
+        self.skipped = Counter(self.state["skipped"])
+        self.files = files_of(config.path) if config.path else []
+        self.builder = _builder(config, self.files) if self.files else ""
+
+    def __iter__(self) -> Iterator[Piece]:
+        known = self.state["pieces"]  # of the first document: read again, not handed on
+        for _, rows in groupby(self._rows(), key=lambda row: row[0]):
+            _, first, state = next(rows)
+            draw = -1.0
+            for number, text in enumerate(_pieces(chain([first], (text for _, text, _ in rows)))):
+                if number == 0:
+                    draw = int.from_bytes(hashlib.sha256(text[:PIECE].encode()).digest()[:6]) / 2**48
+                if number >= known:
+                    self.state = state | {"pieces": number + 1}
+                    yield Piece(text, number == 0, draw)
+            known = 0
+
+    def _rows(self) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        """The number of its document, the text, and the state in front of each row that has text."""
+        position, count, documents = (self.state[key] for key in ("dataset", "rows", "documents"))
+        column, lines = self.config.text_column or "", self.config.new_document
+        try:
+            dataset = self._load()
+            if position:
+                dataset.load_state_dict(position)
+            for row in dataset:
+                state = {"dataset": position, "rows": count, "documents": documents}
+                state["skipped"] = dict(self.skipped)
+                position, count, text = dataset.state_dict(), count + 1, row[column]
+                if text is not None and not isinstance(text, str):
+                    what = f"data.text_column {column} holds {text!r:.60}, which is not text"
+                    raise UserError(f"{self.place}, row {count:,}: {what}")
+                if text is not None and lines and self.builder != "text":
+                    text = text.removesuffix("\n") + "\n"  # an empty line of WikiText is an empty row
+                if not text:
+                    self.skipped["null" if text is None else "empty"] += 1
+                    continue
+                begins = row.get("begins", not lines) or not documents
+                if begins or (lines and re.search(lines, text)):
+                    if documents == self.config.take:
+                        return
+                    documents += 1
+                yield documents, text, state
+        except UserError:
+            raise
+        except Exception as error:  # `datasets` and what it stands on raise anything
+            raise UserError(self._explain(error.__cause__ or error)) from None
+
+    def _load(self) -> Any:
+        """An `IterableDataset` of rows with text."""
+        import datasets
+
+        datasets.config.TORCH_AVAILABLE = False  # else torch is imported, to derive from its IterableDataset
+        datasets.disable_progress_bars()
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+        config, column = self.config, self.config.text_column or ""
+        if self.builder == "text":
+            options = {"column": column, "lines": bool(config.new_document)}
+            return datasets.IterableDataset.from_generator(_read, gen_kwargs={"paths": self.files, **options})
+        common: dict[str, Any] = {"split": config.split, "streaming": config.streaming}
+        if self.files:
+            paths = [glob.escape(os.path.abspath(path)) for path in self.files]
+            dataset = datasets.load_dataset(self.builder, data_files=paths, **common)
+        else:
+            if not (os.path.isdir(self.place) or datasets.config.HF_HUB_OFFLINE):
+                _ask_hub(self.place, config.revision)
+            dataset = datasets.load_dataset(self.place, config.subset, revision=config.revision, **common)
+        if not config.streaming:
+            dataset = dataset.to_iterable_dataset()
+        columns = dataset.column_names or [*next(iter(dataset), {})]
+        if column not in columns:
+            has = f"{self.place} has {', '.join(columns) or 'none'}"
+            raise UserError(f"data.text_column {column}: no such column; {has}")
+        return dataset.select_columns([column])
+
+    def _explain(self, error: BaseException) -> str:
+        if isinstance(error, StopIteration):  # the json builder, for want of a first line
+            return f"{self.place} holds no text"
+        for path in self.files:
+            if fault := _fault(path, self.builder):
+                return f"cannot read {path}: {fault}"
+        said = " ".join(str(error).split("\nExample of usage")[0].split())
+        if self.files:
+            return f"cannot read {self.place}: {said}"
+        ways = (
+            NO_NETWORK if isinstance(error, ConnectionError) else "see data.subset, data.split, data.revision"
+        )
+        return f"data.name {self.place}: {said}; {ways}"
+
+
+def _builder(config: Data, files: list[str]) -> str:
+    """Which builder of `datasets` reads these files, or "text". Raises `UserError` where none reads all."""
+    kinds: dict[str, str] = {}
+    for path in files:
+        suffixes = [suffix for suffix in Path(path).suffixes if suffix not in COMPRESSIONS]
+        suffix = suffixes[-1] if suffixes else "no suffix"
+        kinds[suffix] = BUILDERS.get(suffix, "text")
+    if len({*kinds.values()}) > 1:
+        told = ", ".join(f"{suffix} ({kind})" for suffix, kind in sorted(kinds.items()))
+        raise UserError(f"data.path {config.path!r} matches several kinds of files: {told}; name one kind")
+    if config.subset or config.revision or config.split != "train":
+        raise UserError("data.subset, data.revision and data.split choose from data.name; files have none")
+    return kinds.popitem()[1]
+
+
+def _pieces(texts: Iterable[str]) -> Iterator[str]:
+    """The same text, cut where it must be so that PIECE <= length < 2 PIECE but for the last."""
+    held = ""
+    for text in texts:
+        held += text
+        while len(held) >= 2 * PIECE:
+            found = CUT.search(held, PIECE)
+            at = found.start() if found and found.start() < 2 * PIECE else PIECE
+            yield held[:at]
+            held = held[at:]
+    if held:
+        yield held
+
+
+def _read(paths: list[str], column: str, lines: bool) -> Iterator[dict[str, Any]]:
+    """Blocks or lines of plain text, line ends as they are: the builder `text` would make LF of all."""
+    for path in paths:
+        decode, at, begins, data = codecs.getincrementaldecoder("utf-8")(), 0, True, b""
+        with fsspec.open(path, "rb", compression="infer") as file:
+            while begins or data:
+                data = file.readline(PIECE) if lines else file.read(PIECE)
+                pending = len(decode.getstate()[0])
+                try:
+                    yield {column: decode.decode(data, final=not data), "begins": begins}
+                except UnicodeDecodeError as error:
+                    place = f"{error.reason} at byte {at - pending + error.start}"
+                    raise UserError(f"{path} is not UTF-8 text: {place}") from None
+                at, begins = at + len(data), False
+
+
+def _fault(path: str, builder: str) -> str:
+    """What is wrong with a file, if anything: `datasets` names neither file nor line."""
+    try:
+        with fsspec.open(path, "rb", compression="infer") as file:
+            if builder == "parquet":
+                deque(pyarrow.parquet.ParquetFile(file).iter_batches(), maxlen=0)
+            for number, line in enumerate(file, 1) if builder == "json" else ():
+                if number == 1 and line.strip() in (b"[", b"{"):
+                    return ""  # one value over many lines
+                try:
+                    json.dumps(json.loads(line), ensure_ascii=False).encode() if line.strip() else None
+                except ValueError as error:
+                    return f"line {number:,}: {error}"
+    except Exception as error:
+        return " ".join(str(error).split()) or type(error).__name__
+    return ""
+
+
+def _ask_hub(name: str, revision: str | None) -> None:
+    """Raises `UserError` where it is not there, within seconds: `datasets` would try for half a minute."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        HfApi().dataset_info(name, revision=revision, timeout=5)
+    except HFValidationError:
+        raise UserError(f"data.name {name}: no such folder, and no name that the hub could have") from None
+    except RepositoryNotFoundError:
+        ways = "or it needs leave: ask for it on its page, then `hf auth login` or HF_TOKEN"
+        raise UserError(
+            f"data.name {name}: no such folder, and no such data set on the hub, {ways}"
+        ) from None
+    except HfHubHTTPError as error:
+        raise UserError(f"data.name {name}: {str(error).strip().splitlines()[0]}") from None
+    except Exception as error:  # whatever the network does
+        raise UserError(f"data.name {name}: the hub cannot be reached ({error}); {NO_NETWORK}") from None

@@ -1,0 +1,416 @@
+"""Documents come as they are, whatever holds them; a reader that was interrupted goes on where it was."""
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import islice
+from pathlib import Path
+from threading import Thread
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tiktoken
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs import UserError
+from data import bpe, hub
+from data.hub import CUT, Documents
+from tests.data.corpus import ODD, asked, data_set, jsonl, parquet, texts
+from tests.data.gpt2_files import gpt2_cache
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory, monkeypatch):
+    """What `datasets` keeps for itself."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("home"))
+
+
+def documents(reader) -> list[str]:
+    joined = []
+    for piece in reader:
+        if piece.begins:
+            joined.append("")
+        joined[-1] += piece.text
+    return joined
+
+
+def read(folder: Path, **values) -> list[str]:
+    return documents(Documents(asked(folder, **values)))
+
+
+# What is read
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "folder", "jsonl.gz", "array"])
+def test_every_character_of_a_row_is_read_whatever_holds_it(kind, streaming, tmp_path):
+    rows = [*texts(30), *ODD]
+    if kind == "folder":
+        data = {"name": str(data_set(tmp_path / "set", one=["no"], two=rows)), "subset": "two"}
+    elif kind == "parquet":
+        data = {"path": str(parquet(tmp_path / "a.parquet", rows))}
+    elif kind == "array":
+        (tmp_path / "a.json").write_text(json.dumps([{"text": row} for row in rows], indent=1))
+        data = {"path": str(tmp_path / "a.json")}
+    else:
+        path = jsonl(tmp_path / "a.jsonl", rows)
+        if kind == "jsonl.gz":
+            path = path.with_suffix(".jsonl.gz")
+            path.write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+        data = {"path": str(path)}
+    assert read(tmp_path, streaming=streaming, **data) == rows
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".md", "", ".txt.gz"])
+def test_a_plain_text_file_is_a_document_as_it_is(suffix, tmp_path):
+    for i, text in enumerate(ODD):
+        data = text.encode()
+        (tmp_path / f"{i}{suffix}").write_bytes(gzip.compress(data) if suffix == ".txt.gz" else data)
+    assert read(tmp_path, path=str(tmp_path / f"[0-9]{suffix}")) == ODD
+
+
+@pytest.mark.parametrize("name", ["a [1].jsonl", "what?.jsonl", "*.jsonl", "[a].txt", ".hidden.jsonl"])
+def test_a_file_whose_name_looks_like_a_pattern_can_be_read(name, tmp_path):
+    jsonl(tmp_path / "other.jsonl", ["other"])
+    path = tmp_path / name
+    path.write_text("here") if path.suffix == ".txt" else jsonl(path, ["here"])
+    assert read(tmp_path, path=str(path)) == ["here"]
+
+
+def test_another_column_may_hold_the_text(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", ["a", "b"], column="content")
+    assert read(tmp_path, path=str(path), text_column="content") == ["a", "b"]
+
+
+def test_empty_and_null_rows_are_skipped_and_counted_and_take_counts_documents(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", ["", None, "a", "", "b", None, None, "c"])
+    reader = Documents(asked(tmp_path, path=str(path)))
+    assert documents(reader) == ["a", "b", "c"]
+    assert reader.skipped == {"empty": 2, "null": 3}
+    assert read(tmp_path, path=str(path), take=2) == ["a", "b"]
+
+
+ARTICLES = [" = One = \n\n text \n = = Part = = \n\n more \n", " = Two = \n\n text \n"]
+
+
+@pytest.mark.parametrize("kind", ["txt", "parquet", "jsonl"])
+def test_lines_become_articles_where_one_matches(kind, tmp_path):
+    """As in WikiText, where the line of an empty row is empty, without its end."""
+    lines = [line.removesuffix("\n") if line == "\n" else line for line in "".join(ARTICLES).splitlines(True)]
+    path = tmp_path / f"a.{kind}"
+    if kind == "txt":
+        path.write_text("".join(ARTICLES))
+    else:
+        {"parquet": parquet, "jsonl": jsonl}[kind](path, lines)
+    title = r"^ = [^=].*[^=] = \n?$"
+    assert read(tmp_path, path=str(path), new_document=title) == ARTICLES
+    assert read(tmp_path, path=str(path), new_document=title, take=1) == ARTICLES[:1]
+
+
+# Pieces of long documents
+
+GPT4 = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|"
+    r"\s+(?!\S)|\s"
+)
+GPT4O = "|".join(
+    [
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def encodings(tmp_path_factory):
+    """GPT-2's tokens under the patterns of GPT-2, GPT-4, GPT-4o and of what is trained here."""
+    folder = tmp_path_factory.mktemp("tiktoken")
+    gpt2_cache(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+        gpt2 = tiktoken.get_encoding("gpt2")
+    ranks = gpt2._mergeable_ranks
+    patterns = [gpt2._pat_str, GPT4, GPT4O, bpe.PATTERN]
+    return [
+        tiktoken.Encoding(f"{i}", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+        for i, pattern in enumerate(patterns)
+    ]
+
+
+@given(st.text(st.sampled_from("ab1_.'/ \n\r\t\x1c\xa0éA中"), max_size=30), st.text(max_size=9))
+def test_the_parts_of_a_cut_text_tokenize_as_the_whole(encodings, text, more):
+    for found in CUT.finditer(text + more):
+        first, second = (text + more)[: found.start()], (text + more)[found.start() :]
+        for encoding in encodings:
+            whole = encoding.encode_ordinary(text + more)
+            assert encoding.encode_ordinary(first) + encoding.encode_ordinary(second) == whole
+
+
+@pytest.mark.parametrize("text", ["x" * 99, "a b " * 99, "a\n" * 99, "a\r\n" * 99, "é中 " * 50, " " * 99])
+def test_long_documents_come_in_pieces_of_bounded_length(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "PIECE", 10)
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    (tmp_path / "b.txt").write_bytes(b"short")
+    pieces = list(Documents(asked(tmp_path, path=str(tmp_path / "*.txt"))))
+    assert [piece.begins for piece in pieces] == [True] + [False] * (len(pieces) - 2) + [True]
+    assert "".join(piece.text for piece in pieces) == text + "short"
+    assert all(10 <= len(piece.text) < 20 for piece in pieces[:-2])
+    assert len({piece.draw for piece in pieces}) == 2
+
+
+def test_pieces_end_where_tokens_do_if_they_can(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "PIECE", 10)
+    text = "".join(texts(9))
+    (tmp_path / "a.txt").write_text(text)
+    pieces = [piece.text for piece in Documents(asked(tmp_path, path=str(tmp_path / "a.txt")))]
+    ends = {len("".join(pieces[:i])) for i in range(1, len(pieces))}
+    assert ends <= {found.start() for found in CUT.finditer(text)}
+
+
+# Going on
+
+WAYS = ["jsonl", "parquet", "folder", "text", "lines", "parquet lines", "one long text"]
+
+
+def corpus(way: str, folder: Path) -> dict:
+    rows = [*texts(12), "", *ODD, *texts(12, 1)]
+    if way in ("text", "one long text"):
+        for i, row in enumerate(rows if way == "text" else ["".join(rows) * 3]):
+            (folder / f"{i:02}.txt").write_bytes(row.encode())
+        return {"path": str(folder / "*.txt")}
+    if way == "lines":
+        (folder / "a.txt").write_text("".join(texts(20)))
+        return {"path": str(folder / "a.txt"), "new_document": "^1"}
+    if way == "folder":
+        return {"name": str(data_set(folder / "set", one=["no"], two=rows)), "subset": "two"}
+    for i, part in enumerate((rows[:9], rows[9:10], rows[10:])):
+        parquet(folder / f"{i}.parquet", part, 4) if "parquet" in way else jsonl(folder / f"{i}.jsonl", part)
+    values = {"path": str(folder / ("*.parquet" if "parquet" in way else "*.jsonl"))}
+    return values | ({"new_document": "^1"} if "lines" in way else {})
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_reader_goes_on_behind_any_piece_as_if_it_had_never_stopped(way, streaming, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "PIECE", 64)
+    data = asked(tmp_path, streaming=streaming, **corpus(way, tmp_path))
+    reader = Documents(data)
+    whole = [(piece, json.dumps(reader.state)) for piece in reader]
+    assert len(whole) > 5
+    for i, (_, state) in enumerate(whole):
+        again = Documents(data, json.loads(state))
+        assert list(again) == [piece for piece, _ in whole[i + 1 :]]
+        assert again.skipped == reader.skipped
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_reader_that_stops_after_every_third_piece_misses_none(way, streaming, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "PIECE", 64)
+    data = asked(tmp_path, streaming=streaming, **corpus(way, tmp_path))
+    read, state = [], None
+    while True:
+        reader = Documents(data, state)
+        some = list(islice(reader, 3))
+        if not some:
+            break
+        read, state = read + some, json.loads(json.dumps(reader.state))
+    assert read == list(Documents(data))
+
+
+def test_a_reader_goes_on_in_a_file_of_many_chunks(tmp_path):
+    """`datasets` reads 10 MB of JSON lines at a time."""
+    data = asked(tmp_path, path=str(jsonl(tmp_path / "a.jsonl", [f"{i} " * 20_000 for i in range(300)])))
+    reader = Documents(data)
+    whole = [(piece, reader.state) for piece in reader]
+    for i in range(0, 300, 37):
+        assert list(Documents(data, whole[i][1])) == [piece for piece, _ in whole[i + 1 :]]
+
+
+# What cannot be read
+
+
+def refused(folder: Path, **values) -> str:
+    with pytest.raises(UserError) as caught:
+        read(folder, **values)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n\n{"text": "b\n{"text": "c"}\n',
+            "a.jsonl: line 3: Invalid control char",
+        ),
+        ("a.jsonl", b'{"text": "a"}\nnonsense\n', "a.jsonl: line 2: Expecting value"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "b', "a.jsonl: line 2: Unterminated string"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud800"}\n', "a.jsonl: line 2: .*surrogates not allowed"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "a.jsonl: line 2: .*can't decode byte 0xff"),
+        ("a.json", b'[\n{"text": "a"},\n{"text": }]', "a.json: "),
+        ("a.jsonl", b"", "a.jsonl holds no text"),
+        ("a.jsonl.gz", b"no gzip", "a.jsonl.gz: Not a gzipped file"),
+        ("a.txt.gz", b"no gzip", "a.txt.gz: Not a gzipped file"),
+        ("a.parquet", b"no parquet", "a.parquet: Parquet magic bytes not found"),
+        ("a.parquet", b"", "a.parquet: Parquet file size is 0 bytes"),
+        ("a.txt", b"a" * 9 + b"\xff", "a.txt is not UTF-8 text: invalid start byte at byte 9"),
+        ("a.txt", b"\xe2\x82", "a.txt is not UTF-8 text: unexpected end of data at byte 0"),
+        ("a.txt", "é".encode() * 2**20 + b"\xc3", f"unexpected end of data at byte {2**21}"),
+        ("a.jsonl", b'{"content": "a", "id": 1}\n', "text_column text: no such column; .* has content, id"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"text": 5}\n',
+            "row 2: data.text_column text holds 5, which is not text",
+        ),
+        ("a.jsonl", b'{"text": 5}\n{"text": 7}\n', "row 1: data.text_column text holds 5, which is not text"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": ["b"]}\n', r"row 2: .* holds \['b'\], which is not text"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_the_place(streaming, name, content, said, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    if streaming or "txt" not in name:
+        assert re.search(said, refused(tmp_path, path=str(tmp_path / name), streaming=streaming))
+
+
+def test_the_file_among_many_is_named(tmp_path):
+    for i in range(3):
+        parquet(tmp_path / f"{i}.parquet", ["a", "b"])
+    whole = (tmp_path / "1.parquet").read_bytes()
+    (tmp_path / "1.parquet").write_bytes(whole[: len(whole) // 2])
+    assert "1.parquet: Parquet magic bytes" in refused(tmp_path, path=str(tmp_path / "*.parquet"))
+
+
+def test_a_parquet_column_that_is_no_text_is_told(tmp_path):
+    pq.write_table(pa.table({"text": [1.5, 2.5]}), tmp_path / "a.parquet")
+    assert "row 1: data.text_column text holds 1.5" in refused(tmp_path, path=str(tmp_path / "a.parquet"))
+
+
+def test_files_of_several_kinds_are_refused_by_name(tmp_path):
+    jsonl(tmp_path / "a.jsonl", ["a"])
+    parquet(tmp_path / "b.parquet", ["b"])
+    (tmp_path / "c.txt").write_text("c")
+    message = refused(tmp_path, path=str(tmp_path / "*"))
+    assert ".jsonl (json), .parquet (parquet), .txt (text)" in message
+    assert read(tmp_path, path=str(tmp_path / "*.jsonl")) == ["a"]
+
+
+@pytest.mark.parametrize("values", [{"subset": "a"}, {"revision": "b"}, {"split": "test"}])
+def test_files_have_no_subset_revision_or_split(values, tmp_path):
+    jsonl(tmp_path / "a.jsonl", ["a"])
+    assert "files have none" in refused(tmp_path, path=str(tmp_path / "a.jsonl"), **values)
+
+
+def test_a_pattern_without_files_is_told(tmp_path):
+    assert "matches no file" in refused(tmp_path, path=str(tmp_path / "*.jsonl"))
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "['one', 'two']"),
+        ({"subset": "three"}, "['one', 'two']"),
+        ({"subset": "one", "split": "test"}, "['train']"),
+        ({"subset": "one", "text_column": "content"}, "has id, text"),
+    ],
+)
+def test_what_a_data_set_has_is_told_with_what_it_has_not(streaming, values, said, tmp_path):
+    folder = data_set(tmp_path / "set", one=["a", "b"], two=["c", "d"])
+    message = refused(tmp_path, name=str(folder), streaming=streaming, **values)
+    assert said in message
+    assert "data." in message
+    assert str(folder) in message
+
+
+def test_a_folder_without_data_is_named(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "doesn't contain any data files" in refused(tmp_path, name=str(tmp_path / "empty"))
+
+
+# The hub, in processes of their own: where it is, is read at import
+
+READ = """
+import sys, time
+from configs import UserError
+from configs.schema import Data
+from data.hub import Documents
+import datasets, huggingface_hub
+began = time.perf_counter()
+for name in sys.argv[1:]:
+    try:
+        list(Documents(Data(source="hf", tokenizer="byte", name=name)))
+    except UserError as error:
+        print(error)
+print(time.perf_counter() - began)
+"""
+
+
+def ask(folder: Path, names: list[str], **environment) -> tuple[list[str], float]:
+    command = [sys.executable, "-c", READ, *names]
+    known = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    where = known | {"HF_HOME": str(folder), **environment}
+    done = subprocess.run(command, cwd=ROOT, env=where, capture_output=True, text=True, timeout=100)
+    assert done.stderr == ""
+    *lines, seconds = done.stdout.splitlines()
+    return lines, float(seconds)
+
+
+def test_without_network_it_is_told_within_seconds_what_helps(tmp_path):
+    (line,), seconds = ask(tmp_path, ["tinystories"], HF_ENDPOINT="http://127.0.0.1:1")
+    assert "roneneldan/TinyStories" in line
+    assert "cannot be reached" in line
+    assert "HF_HUB_OFFLINE=1" in line
+    assert "data.path" in line
+    assert seconds < 6
+
+
+def test_offline_what_was_never_downloaded_is_told_at_once(tmp_path):
+    (line,), seconds = ask(tmp_path, ["tinystories"], HF_HUB_OFFLINE="1")
+    assert "roneneldan/TinyStories" in line
+    assert "data.path" in line
+    assert seconds < 3
+
+
+class Hub(BaseHTTPRequestHandler):
+    """What the hub says of data sets that are not there, that need leave, and on a bad day."""
+
+    def do_GET(self):
+        code = {"none": 404, "gated": 403, "broken": 500}[self.path.split("/")[4]]
+        self.send_response(code)
+        error = {404: "RepoNotFound", 403: "GatedRepo"}.get(code)
+        if error:
+            self.send_header("X-Error-Code", error)
+        self.end_headers()
+
+    def log_message(self, *arguments):
+        pass
+
+
+def test_what_the_hub_answers_is_told_in_a_line(tmp_path):
+    with HTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        names = ["someone/none", "someone/gated", "someone/broken", "no/such/folder"]
+        lines, _ = ask(tmp_path, names, HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+    for name, line, said in zip(
+        names, lines, ["no such data set", "needs leave", "500", "no such folder"], strict=True
+    ):
+        assert name in line
+        assert said in line

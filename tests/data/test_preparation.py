@@ -1,0 +1,446 @@
+"""Tokens of large corpora: complete or absent, the same after any kill; a document stays on its side."""
+
+import fcntl
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configs import UserError
+from data import hub, preparation
+from data.preparation import prepared
+from data.tokenizers import load_tokenizer, make_tokenizer
+from tests.data.corpus import ODD, asked, contents, data_set, jsonl, parquet, read, texts
+from tests.data.gpt2_files import gpt2_cache
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path_factory, monkeypatch):
+    """So that little text has many shards, batches and places to go on from."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("home"))
+    for name, value in (("SHARD", 1000), ("BATCH", 200), ("SAVE_EVERY", 900)):
+        monkeypatch.setattr(preparation, name, value)
+
+
+def is_val(text: str, share: float) -> bool:
+    """As docs/data.md says it."""
+    return int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) < share * 16**12
+
+
+# What is prepared
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("tokenizer", ["byte", "gpt2", "bpe"])
+def test_the_documents_come_back_from_the_files_each_on_its_side(tokenizer, bos, tmp_path, monkeypatch):
+    gpt2_cache(tmp_path / "tiktoken")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "tiktoken"))
+    rows = [*texts(200), *ODD]
+    size = {"vocab_size": 300} if tokenizer == "bpe" else {}
+    path = jsonl(tmp_path / "a.jsonl", rows)
+    data = asked(tmp_path, path=str(path), tokenizer=tokenizer, bos=bos, val_fraction=0.2, **size)
+    folder = prepared(data)
+    parts = read(folder)
+    assert parts["train"] == [row for row in rows if not is_val(row, 0.2)]
+    assert parts["val"] == [row for row in rows if is_val(row, 0.2)]
+    meta = json.loads((folder / "meta.json").read_text())
+    assert meta["dtype"] == "uint16"
+    assert meta["vocab_size"] == load_tokenizer(folder / "tokenizer.json").vocab_size
+    for part, documents in parts.items():
+        shards = sorted(folder.glob(f"{part}-[0-9]*.bin"))
+        sizes = [path.stat().st_size // 2 for path in shards]
+        assert sizes[:-1] == [1000] * (len(sizes) - 1)
+        assert 0 < sizes[-1] <= 1000
+        assert meta[part]["bytes"] == sum(len(document.encode()) for document in documents)
+        assert meta[part]["sha256"] == [hashlib.sha256(path.read_bytes()).hexdigest() for path in shards]
+        ids = {int(i) for path in shards for i in np.fromfile(path, np.uint16)}
+        assert np.fromfile(folder / f"{part}-symbols.bin", np.int64).tolist() == sorted(ids - {meta["bos"]})
+    assert len(shards) > 0
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [folder.name]
+
+
+def test_ids_that_do_not_fit_in_16_bits_take_32(tmp_path):
+    class Wide:
+        kind, bos, vocab_size = "byte", 70_000, 70_001
+
+        def encode(self, text):
+            return np.array([ord(letter) + 60_000 for letter in text], np.uint32)
+
+        def to_json(self):
+            return {"kind": "byte", "bos": True}
+
+    path = jsonl(tmp_path / "a.jsonl", ["a", "b", "c", "d", "e", "f"])
+    folder = prepared(asked(tmp_path, path=str(path), val_fraction=0.5), Wide())
+    assert json.loads((folder / "meta.json").read_text())["dtype"] == "uint32"
+    ids = np.concatenate([np.fromfile(folder / f"{part}-00000.bin", np.uint32) for part in ("train", "val")])
+    assert sorted(ids) == sorted([70_000] * 6 + [ord(letter) + 60_000 for letter in "abcdef"])
+
+
+@pytest.mark.parametrize("holder", ["shuffled", "parquet", "folder", "texts"])
+def test_a_document_is_on_the_same_side_in_whatever_order_and_holder_it_comes(holder, tmp_path):
+    rows = texts(150)
+    path = jsonl(tmp_path / "a.jsonl", rows)
+    here = read(prepared(asked(tmp_path, path=str(path), val_fraction=0.3)))
+    mixed = random.Random(1).sample(rows, len(rows))
+    if holder == "texts":
+        (tmp_path / "texts").mkdir()
+        for i, row in enumerate(mixed):
+            (tmp_path / "texts" / f"{i}.txt").write_bytes(row.encode())
+        values = {"path": str(tmp_path / "texts" / "*")}
+    elif holder == "folder":
+        values = {"name": str(data_set(tmp_path / "set", one=mixed)), "subset": "one"}
+    else:
+        written = (
+            parquet(tmp_path / "b.parquet", mixed)
+            if holder == "parquet"
+            else jsonl(tmp_path / "b.jsonl", mixed)
+        )
+        values = {"path": str(written)}
+    there = read(prepared(asked(tmp_path, val_fraction=0.3, **values)))
+    assert {part: set(documents) for part, documents in here.items()} == {
+        part: set(documents) for part, documents in there.items()
+    }
+    assert here != there
+
+
+@pytest.mark.parametrize("take", [20, 60, 149])
+def test_the_first_documents_are_on_the_side_that_they_are_on_among_all(take, tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", texts(150))
+    whole = read(prepared(asked(tmp_path, path=str(path), val_fraction=0.3)))
+    some = read(prepared(asked(tmp_path, path=str(path), val_fraction=0.3, take=take)))
+    assert sum(map(len, some.values())) == take
+    for part, documents in some.items():
+        assert documents == whole[part][: len(documents)]
+
+
+def test_equal_documents_are_on_one_side(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", texts(50) * 3)
+    parts = read(prepared(asked(tmp_path, path=str(path), val_fraction=0.5)))
+    assert not {*parts["train"]} & {*parts["val"]}
+    assert min(map(len, parts.values())) > 30
+
+
+def test_long_documents_are_one_document_on_one_side(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "PIECE", 30)
+    rows = [" ".join(texts(20, seed)) for seed in range(12)]
+    path = jsonl(tmp_path / "a.jsonl", rows)
+    parts = read(prepared(asked(tmp_path, path=str(path), val_fraction=0.5)))
+    assert parts["val"] == [row for row in rows if is_val(row[:30], 0.5)]
+    assert parts["train"] == [row for row in rows if not is_val(row[:30], 0.5)]
+
+
+def test_what_was_skipped_is_in_the_record(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", [*texts(99), "", None, ""])
+    folder = prepared(asked(tmp_path, path=str(path), val_fraction=0.5))
+    assert json.loads((folder / "meta.json").read_text())["skipped"] == {"empty": 2, "null": 1}
+
+
+# Found again, or not
+
+
+def test_what_is_there_is_not_prepared_again(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", texts(99))
+    data = asked(tmp_path, path=str(path), val_fraction=0.2)
+    folder = prepared(data)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert prepared(data) == folder
+    assert prepared(data, make_tokenizer(data, [])) == folder
+    assert prepared(data.model_copy(update={"streaming": False})) == folder
+    path.rename(tmp_path / "cache" / "a.jsonl")
+    assert prepared(data.model_copy(update={"path": str(tmp_path / "cache" / "a.*")})) == folder
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_a_changed_request_or_file_never_meets_the_old_tokens(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", texts(99))
+    changes = [
+        {},
+        {"bos": False},
+        {"val_fraction": 0.3},
+        {"take": 98},
+        {"tokenizer": "bpe", "vocab_size": 290},
+    ]
+    folders = [
+        prepared(asked(tmp_path, path=str(path), **{"val_fraction": 0.2, **change})) for change in changes
+    ]
+    path.write_text(path.read_text().replace("7", "8"))
+    os.utime(path, ns=(0, 1))
+    folders.append(prepared(asked(tmp_path, path=str(path), val_fraction=0.2)))
+    fingerprints = [json.loads((folder / "meta.json").read_text())["fingerprint"] for folder in folders]
+    assert len({*folders}) == len({*fingerprints}) == 6
+
+
+def test_the_fingerprint_is_of_the_content_alone(tmp_path):
+    rows = texts(99)
+    paths = [jsonl(tmp_path / "a.jsonl", rows), parquet(tmp_path / "b.parquet", rows)]
+    folders = [prepared(asked(tmp_path, path=str(path), val_fraction=0.2)) for path in paths]
+    assert folders[0] != folders[1]
+    first, second = (json.loads((folder / "meta.json").read_text()) for folder in folders)
+    assert first.pop("request") != second.pop("request")
+    assert first == second
+
+
+def test_a_tokenizer_trained_on_these_documents_finds_their_folder_and_another_makes_its_own(tmp_path):
+    path, other = jsonl(tmp_path / "a.jsonl", texts(99)), jsonl(tmp_path / "b.jsonl", texts(99, 5))
+    bpe = {"tokenizer": "bpe", "vocab_size": 280, "val_fraction": 0.2}
+    mine = prepared(asked(tmp_path, path=str(path), **bpe))
+    theirs = prepared(asked(tmp_path, path=str(other), **bpe))
+    assert prepared(asked(tmp_path, path=str(path), **bpe), load_tokenizer(mine / "tokenizer.json")) == mine
+    given = prepared(asked(tmp_path, path=str(path), **bpe), load_tokenizer(theirs / "tokenizer.json"))
+    assert given != mine
+    assert (given / "tokenizer.json").read_bytes() == (theirs / "tokenizer.json").read_bytes()
+    assert read(given) == read(mine)
+
+
+def test_bpe_is_trained_on_the_training_documents_at_the_beginning(tmp_path, monkeypatch):
+    rows = ["ab" * 50 + f" {i}" for i in range(40)] + ["yz" * 5000]
+    rows += ["cd" * 500 for row in range(1)]
+    path = jsonl(tmp_path / "a.jsonl", rows)
+    monkeypatch.setattr(preparation, "BPE_TEXT", 2000)
+    size = {"tokenizer": "bpe", "vocab_size": 258}  # one merge
+    folder = prepared(asked(tmp_path, path=str(path), val_fraction=0.2, **size))
+    ids = load_tokenizer(folder / "tokenizer.json").encode("ababyzyz")
+    assert len(ids) == 6
+
+
+# Killed
+
+
+def test_a_kill_at_whatever_write_changes_no_byte_of_what_comes_out(tmp_path, monkeypatch):
+    """In this process, with an exception that nothing handles in the place of a kill."""
+    rows = [*texts(60), None, ""]
+    path = jsonl(tmp_path / "a.jsonl", rows)
+    values = {"path": str(path), "val_fraction": 0.3, "tokenizer": "bpe", "vocab_size": 270}
+    whole = contents(prepared(asked(tmp_path / "whole", **values)))
+    writes = [(preparation.Writer, "_append"), (preparation, "_sync"), (Path, "replace"), (Path, "rename")]
+    writes += [(Path, "unlink"), (os, "truncate"), (Path, "write_text")]
+    left = 0
+
+    class Killed(BaseException):
+        pass
+
+    def fatal(function):
+        def call(*arguments, **keywords):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Killed
+            return function(*arguments, **keywords)
+
+        return call
+
+    for owner, name in writes:
+        monkeypatch.setattr(owner, name, fatal(getattr(owner, name)))
+    left, kills, rng = 0, 0, random.Random(0)
+    for first in range(1, 160, 9):
+        data = asked(tmp_path / f"{first}", **values)
+        left = first
+        while True:
+            try:
+                folder = prepared(data)
+                break
+            except Killed:
+                kills += 1
+                left = rng.randrange(5, 60)
+        left = 0
+        assert contents(folder) == whole
+        assert os.listdir(folder.parent) == [folder.name]
+    assert kills > 20
+
+
+PREPARE = """
+import sys
+from configs.schema import Data
+from data import preparation
+preparation.SHARD, preparation.BATCH, preparation.SAVE_EVERY = 300_000, 20_000, 50_000
+data = Data(source="hf", tokenizer="byte", val_fraction=0.1, path=sys.argv[1], cache_dir=sys.argv[2])
+print(preparation.prepared(data))
+"""
+
+
+def start(path: Path, cache: Path) -> subprocess.Popen:
+    command = [sys.executable, "-c", PREPARE, str(path), str(cache)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    known = {**os.environ, "HF_HOME": str(cache.parent / "home"), "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(command, cwd=ROOT, env=known, **pipes)
+
+
+def finish(process: subprocess.Popen) -> Path:
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    return Path(out.strip())
+
+
+def written(cache: Path) -> int:
+    return sum(path.stat().st_size for path in cache.glob("tmp-*/*.bin"))
+
+
+def kill_at(process: subprocess.Popen, cache: Path, size: int) -> bool:
+    """SIGKILL once so much is on the disk."""
+    while process.poll() is None:
+        try:
+            if written(cache) >= size:
+                process.send_signal(signal.SIGKILL)
+                process.communicate()
+                return True
+        except FileNotFoundError:  # renamed as we looked
+            pass
+        time.sleep(0.001)
+    return False
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.slow)])
+def test_killed_processes_leave_what_another_goes_on_with(kills, tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", texts(8_000))
+    whole = contents(finish(start(path, tmp_path / "whole" / "cache")))
+    size, cache = sum(map(len, whole.values())), tmp_path / "killed" / "cache"
+    rng, killed = random.Random(kills), 0
+    for i in range(kills):
+        killed += kill_at(start(path, cache), cache, size * (i + rng.random()) // (kills + 1))
+        assert not [folder for folder in cache.iterdir() if not folder.name.startswith("tmp-")] or killed <= i
+    assert killed
+    folder = finish(start(path, cache))
+    assert contents(folder) == whole
+    assert os.listdir(cache) == [folder.name]
+
+
+def test_processes_that_prepare_the_same_at_once_prepare_it_once(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", texts(5_000))
+    processes = [start(path, tmp_path / "cache") for _ in range(3)]
+    folders = {finish(process) for process in processes}
+    assert len(folders) == 1
+    assert os.listdir(tmp_path / "cache") == [folders.pop().name]
+
+
+def test_a_process_waits_for_the_one_that_prepares_and_takes_over_from_the_dead(tmp_path):
+    path, cache = jsonl(tmp_path / "a.jsonl", texts(8_000)), tmp_path / "cache"
+    assert kill_at(start(path, cache), cache, 1)
+    (temporary,) = cache.iterdir()
+    before = contents(temporary)
+    lock = os.open(temporary, os.O_RDONLY)  # as the dead one had it
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    second = start(path, cache)
+    assert "waiting for the process" in second.stderr.readline()
+    assert contents(temporary) == before
+    os.close(lock)
+    assert sum(map(len, read(finish(second)).values())) == 8_000
+
+
+# Faults
+
+
+def test_a_full_disk_is_told_in_a_line_and_loses_nothing(tmp_path, monkeypatch):
+    path = jsonl(tmp_path / "a.jsonl", texts(99))
+    data = asked(tmp_path, path=str(path), val_fraction=0.2)
+    append, seen = preparation.Writer._append, []
+
+    def full(self, name, numbers):
+        if len(seen) == 40:
+            with (self.folder / name).open("ab") as file:
+                file.write(b"half")
+            raise OSError(28, "No space left on device")
+        seen.append(name)
+        append(self, name, numbers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation.Writer, "_append", full)
+        with pytest.raises(UserError, match=r"No space left on device; .*goes on") as caught:
+            prepared(data)
+    assert str(tmp_path / "cache") in str(caught.value)
+    assert "\n" not in str(caught.value)
+    (temporary,) = (tmp_path / "cache").iterdir()
+    assert json.loads((temporary / "progress.json").read_text())["parts"]["train"]["documents"] > 5
+    assert contents(prepared(data)) == contents(
+        prepared(asked(tmp_path / "other", path=str(path), val_fraction=0.2))
+    )
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", texts(9))
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(UserError, match=r"data\.cache_dir"):
+        prepared(asked(tmp_path, path=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "share", "said"),
+    [
+        (5, 0.0001, "5 train documents, 0 val documents; give more documents or another data.val_fraction"),
+        (5, 0.9999, "0 train documents, 5 val documents; give more"),
+        (1, 0.01, "1 train documents, 0 val documents; source text splits a single document"),
+        (0, 0.01, "holds no text|0 train documents, 0 val documents"),
+    ],
+)
+def test_a_part_without_documents_is_told_with_the_numbers_and_leaves_nothing(rows, share, said, tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", [*texts(rows), None])
+    with pytest.raises(UserError, match=said) as caught:
+        prepared(asked(tmp_path, path=str(path), val_fraction=share))
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "values", [{"text_column": "content"}, {"tokenizer": "bpe", "vocab_size": 5000}, {"split": "test"}]
+)
+def test_a_wrong_request_leaves_nothing(values, tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", texts(9))
+    with pytest.raises(UserError):
+        prepared(asked(tmp_path, **{"path": str(path), **values}))
+    assert contents(tmp_path / "cache") == {}
+
+
+def test_a_file_that_breaks_half_way_keeps_what_was_read(tmp_path):
+    """Once it is mended it is another file, which is read anew."""
+    paths = [jsonl(tmp_path / f"{i}.jsonl", texts(60, i)) for i in range(2)]
+    paths[1].write_bytes(paths[1].read_bytes() + b"broken\n")
+    with pytest.raises(UserError, match=r"1\.jsonl: line 61"):
+        prepared(asked(tmp_path, path=str(tmp_path / "*.jsonl")))
+    paths[1].write_bytes(paths[1].read_bytes().removesuffix(b"broken\n"))
+    parts = read(prepared(asked(tmp_path, path=str(tmp_path / "*.jsonl"))))
+    assert sum(map(len, parts.values())) == 120
+
+
+# Memory
+
+
+MEASURE = PREPARE.replace("300_000, 20_000, 50_000", "2**26, 2**20, 2**24").replace(
+    "print(preparation.prepared(data))",
+    """
+try:
+    preparation.prepared(data)
+except Exception as error:
+    assert "1 train documents, 0 val" in str(error) or "0 train documents, 1 val" in str(error), error
+(peak,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(int(peak) // 1024)
+""",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+def test_memory_does_not_grow_with_the_text(suffix, tmp_path):
+    """A line without end, and documents of 100 kB."""
+    peaks = []
+    for megabytes in (30, 150):
+        path = tmp_path / f"{megabytes}.{suffix}"
+        if suffix == "txt":
+            path.write_text("abcdefgh" * (megabytes * 125_000))
+        else:
+            jsonl(path, [f"{i} " + "x" * 100_000 for i in range(megabytes * 10)])
+        command = [sys.executable, "-c", MEASURE, str(path), str(tmp_path / f"cache{megabytes}")]
+        known = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(command, cwd=ROOT, env=known, capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout))
+    assert peaks[1] - peaks[0] < 40
+    assert peaks[1] < 500
