@@ -142,8 +142,8 @@ class Data(Section):
             self.__dict__[key] = value if key == "name" else getattr(self, key) or value
         for key in ("name", "subset", "revision", "take", "new_document"):
             self._fill(key, None, hf, "data.source hf")
-        for key, value in HF_DEFAULTS.items():
-            self._fill(key, value, hf, "data.source hf")
+        for key, default in HF_DEFAULTS.items():
+            self._fill(key, default, hf, "data.source hf")
         if hf and self.tokenizer == "char":
             raise ValueError("source hf has no tokenizer char, which would read all of it: use byte or bpe")
         self._fill("vocab_size", 4096, self.tokenizer == "bpe", "data.tokenizer bpe")

@@ -1,4 +1,4 @@
-"""Windows over a corpus of documents.
+"""Windows over the documents of a prepared folder; a whole text is one document.
 
 A window is a range of the token stream, that of its targets. It reads from the token before them on, in
 whose place BOS stands, where the data have one. What it reads beyond its range fills it up to T places and
@@ -27,17 +27,17 @@ class Documents:
 
     def __init__(self, folder: Path, config: DataConfig, context_length: int, seed: int):
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        place, need = config.name or config.path or config.source, context_length + 1
         for name in ("train", "val"):
-            if (have := meta[name]["tokens"]) <= context_length:
+            if (have := meta[name]["tokens"]) < need:
                 raise UserError(
-                    f"model.context_length {context_length} needs at least {context_length + 1} tokens; the "
-                    f"{name} part of {config.name or config.path} has {have}: shorten the context, give more "
-                    "text or change data.val_fraction"
+                    f"model.context_length {context_length} needs at least {need} tokens; the {name} part of "
+                    f"{place} has {have}: shorten the context, give more text or change data.val_fraction"
                 )
         self.T, self.bos, self.masked = context_length, meta["bos"], bool(config.mask_documents)
         self.train, self.val = Part(folder, "train", meta), Part(folder, "val", meta)
         self.fingerprint = meta["fingerprint"]
-        self.bytes_per_token = meta["val"]["bytes"] / len(self.val)
+        self.bytes_per_token = meta["val"]["bytes"] / (len(self.val) - 1)
         symbols = mapped(folder / "train-symbols.bin", "int64")
         if symbols.max() >= meta["vocab_size"]:
             raise damaged(folder / "train-symbols.bin", f"id {symbols.max()} of {meta['vocab_size']}")
@@ -46,15 +46,15 @@ class Documents:
             f"{len(part):,} {kind} tokens in {len(part.documents):,} documents"
             for part, kind in ((self.train, "training"), (self.val, "validation"))
         )
-        self._first = int(self.bos is None)  # without BOS nothing predicts the first token of all
         self._windows: np.ndarray | None = None
         if config.windows == "documents":
             self._windows = self._with_targets(self.train, packed(self.train, context_length))
             self._held_back = self._with_targets(self.val, packed(self.val, context_length))
             self.epochs = Epochs(self._windows.shape[1], 0, seed)
         else:
-            self.epochs = side_by_side(len(self.train) - self._first, context_length, seed)
-            begin_N = np.arange(self._first, len(self.val), context_length)
+            # The first token of all is no target: it is BOS, or nothing predicts it.
+            self.epochs = side_by_side(len(self.train) - 1, context_length, seed)
+            begin_N = np.arange(1, len(self.val), context_length)
             end_N = np.minimum(begin_N + context_length, len(self.val))
             self._held_back = self._with_targets(self.val, np.stack([begin_N, end_N]))
 
@@ -63,7 +63,7 @@ class Documents:
         window_N, shift_N = self.epochs.places(first, count)
         if self._windows is not None:
             return self._batch(self.train, *self._windows[:, window_N])
-        begin_N = self._first + window_N * self.T + shift_N
+        begin_N = 1 + window_N * self.T + shift_N
         return self._batch(self.train, begin_N, begin_N + self.T)
 
     def validation(self, batch_size: int, tokens: int = 0) -> Iterator[Batch]:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fsspec
-import pyarrow.parquet
 
 from configs import UserError
 from configs.schema import Data
@@ -43,7 +42,7 @@ class Piece(NamedTuple):
     draw: float  # a number in 0 ... 1 that hangs on the document's first PIECE characters alone
 
 
-class Documents:
+class Corpus:
     """Iterates over pieces. With the `state` that another has had, it goes on behind that one's last piece.
 
     `skipped` counts the rows that are null or empty. Raises `UserError` for what cannot be read.
@@ -192,6 +191,8 @@ def _fault(path: str, builder: str) -> str:
     try:
         with fsspec.open(path, "rb", compression="infer") as file:
             if builder == "parquet":
+                import pyarrow.parquet
+
                 deque(pyarrow.parquet.ParquetFile(file).iter_batches(), maxlen=0)
             for number, line in enumerate(file, 1) if builder == "json" else ():
                 if number == 1 and line.strip() in (b"[", b"{"):

@@ -8,10 +8,9 @@ from configs.schema import Data as DataConfig
 from data.corpora import load_text
 from data.documents import Documents
 from data.mixture import Mixture, Source
-from data.sources import Text
+from data.preparation import prepared, prepared_text
 from data.synthetic import Backcopy, Repeats
 from data.tokenizers import Tokenizer, load_tokenizer, make_tokenizer, vocab_size_of
-from data.tokens import prepare
 
 SYNTHETIC = {source.name: source for source in (Repeats, Backcopy)}
 
@@ -27,15 +26,13 @@ def load_source(config: Config, tokenizer: Tokenizer | None = None) -> Mixture:
         refuse_other(tokenizer, data)
     sources: dict[str, Source] = {}
     if "hf" in data.sources:
-        from data.preparation import prepared  # here, for what it reads files with is slow to import
-
         folder = prepared(data, tokenizer)
         tokenizer = load_tokenizer(folder / "tokenizer.json")
         sources["hf"] = Documents(folder, data, T, seed)
     texts = {name: load_text(name, data.path) for name in data.sources if name in TEXTS}
     tokenizer = tokenizer or make_tokenizer(data, list(texts.values()))
     for name, text in texts.items():
-        sources[name] = Text(prepare(data, name, text, tokenizer, T), T, seed)
+        sources[name] = Documents(prepared_text(data, text, tokenizer), data, T, seed)
     read = [source.symbols for source in sources.values()]
     symbols = torch.cat(read).unique() if read else torch.from_numpy(tokenizer.symbols)
     for name in data.sources:

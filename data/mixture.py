@@ -1,19 +1,19 @@
 """Which source gives how many sequences of a step's batch: a pure function of the step, by counting alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from configs import UserError
 from configs.schema import Stage
 from data.documents import Documents
-from data.sources import Batch, Text
+from data.sources import Batch
 from data.synthetic import Synthetic
 from data.tokenizers import Tokenizer
 
-Source = Text | Documents | Synthetic
+Source = Documents | Synthetic
 
 
 class Phase(NamedTuple):
@@ -28,7 +28,7 @@ class Mixture:
     """Batches from sources in stages; the first source is the one that is validated and probed on."""
 
     def __init__(
-        self, tokenizer: Tokenizer, sources: dict[str, Source], stages: Sequence[Stage], global_batch: int
+        self, tokenizer: Tokenizer, sources: Mapping[Any, Source], stages: Sequence[Stage], global_batch: int
     ):
         self.tokenizer, self.sources = tokenizer, sources
         first = next(iter(sources))

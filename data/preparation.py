@@ -1,11 +1,10 @@
-"""Large corpora as tokens on disk: prepared once, on all cores, complete or absent; a kill costs seconds.
+"""Text to a folder of tokens: prepared once, on all cores, complete or absent; a kill costs seconds.
 
-docs/data.md says what a folder holds. While it is written it is called `tmp-<key>`; its `progress.json` says
-how long each file was behind some document, and where the reader of documents stood there.
+While it is written a folder is called `tmp-<key>`; its `progress.json` says how long each file was behind
+some document, and where the reader of documents stood there.
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -24,25 +23,19 @@ from tqdm import tqdm
 from configs import UserError
 from configs.schema import Data
 from data.bpe import train_bpe
-from data.corpora import files_of
-from data.hub import Documents, Piece
+from data.corpora import files_of, split
+from data.hub import Corpus, Piece
+from data.store import PARTS, VERSION, Added, Writer, replace_json, sha256
 from data.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
 
-VERSION = 1  # of the folder
-SHARD = 2**26  # tokens
 BATCH = 2**20  # characters that a thread gets at a time
-SAVE_EVERY = 2**24  # bytes of text
 BPE_TEXT = 100_000_000  # bytes of text that the tokenizer `bpe` is trained on
-State = dict[str, Any]  # of the reader of documents
-Batch = tuple[list[Piece], State]
-# What a batch adds to each part: ids, where in them documents begin, bytes of text.
-Added = dict[str, tuple[np.ndarray, list[int], int]]
-PARTS = ("train", "val")
+Batch = tuple[list[Piece], Any]  # and the state of the reader behind them
 ASKED = ("name", "subset", "revision", "split", "text_column", "take", "new_document", "val_fraction")
 
 
 def prepared(config: Data, tokenizer: Tokenizer | None = None) -> Path:
-    """The folder with the tokens of `config`, by `tokenizer` if it is given; prepared now unless it is there.
+    """The folder with the tokens of source hf, by `tokenizer` if given; prepared now unless it is there.
 
     Raises `UserError` for documents that cannot be read, for a part that would be empty, and for a full disk.
     """
@@ -51,13 +44,54 @@ def prepared(config: Data, tokenizer: Tokenizer | None = None) -> Path:
         saved = tokenizer.to_json()
         path = _folder(config, request) / "tokenizer.json"
         if not path.exists() or json.loads(path.read_text(encoding="utf-8")) != saved:  # trained elsewhere
-            request["tokenizer"] = {"kind": "bpe", "sha256": _sha256(json.dumps(saved).encode())}
-    folder = _folder(config, request)
+            request["tokenizer"] = {"kind": "bpe", "sha256": sha256(json.dumps(saved).encode())}
+
+    def fill(folder: Path) -> None:
+        _fill(folder, request, _tokenizer(config, tokenizer, folder), partial(Corpus, config), config)
+
+    return _complete(_folder(config, request), fill)
+
+
+def prepared_text(config: Data, text: str, tokenizer: Tokenizer) -> Path:
+    """The folder with the tokens of a whole text, whose parts are a document each.
+
+    Raises `UserError` for a part that would be empty, for what the tokenizer does not know, for a full disk.
+    """
+    request = {"version": VERSION, "text": sha256(text.encode()), "val_fraction": config.val_fraction}
+    request["tokenizer"] = sha256(json.dumps(tokenizer.to_json()).encode())
+    pieces = [
+        Piece(part, True, draw) for part, draw in zip(split(text, config.val_fraction), (1, 0), strict=True)
+    ]
+
+    def fill(folder: Path) -> None:
+        replace_json(folder / "tokenizer.json", tokenizer.to_json())
+        _fill(folder, request, tokenizer, partial(Pieces, pieces), config)
+
+    return _complete(_folder(config, request), fill)
+
+
+class Pieces:
+    """Reads what is in memory already; `state` is how much of it is done."""
+
+    def __init__(self, pieces: list[Piece], state: int | None):
+        self.pieces, self.state, self.skipped = pieces, state or 0, dict[str, int]()
+
+    def __iter__(self) -> Iterator[Piece]:
+        for piece in self.pieces[self.state :]:
+            self.state += 1
+            if piece.text:
+                yield piece
+
+
+def _complete(folder: Path, fill: Callable[[Path], None]) -> Path:
+    """`folder`, which `fill` makes unless it is there."""
     try:
         with _alone(folder) as temporary:
             if temporary is not None:
                 try:
-                    _prepare(config, tokenizer, request, temporary)
+                    if not (temporary / "meta.json").exists():
+                        fill(temporary)
+                    (temporary / "progress.json").unlink(missing_ok=True)
                 except UserError:
                     if not (temporary / "progress.json").exists():  # nothing to go on from
                         shutil.rmtree(temporary)
@@ -65,9 +99,7 @@ def prepared(config: Data, tokenizer: Tokenizer | None = None) -> Path:
                 temporary.rename(folder)
     except OSError as error:
         kept = "what is done so far is kept, the next start goes on from there"
-        raise UserError(
-            f"cannot write to data.cache_dir {config.cache_dir}: {error.strerror}; {kept}"
-        ) from None
+        raise UserError(f"cannot write to data.cache_dir {folder.parent}: {error.strerror}; {kept}") from None
     return folder
 
 
@@ -86,11 +118,7 @@ def _request(config: Data) -> dict[str, Any]:
 
 
 def _folder(config: Data, request: dict[str, Any]) -> Path:
-    return Path(config.cache_dir) / _sha256(json.dumps(request).encode())[:16]
-
-
-def _sha256(content: Any) -> str:
-    return hashlib.sha256(content).hexdigest()
+    return Path(config.cache_dir) / sha256(json.dumps(request).encode())[:16]
 
 
 @contextmanager
@@ -116,24 +144,32 @@ def _alone(folder: Path) -> Iterator[Path | None]:
     yield None
 
 
-def _prepare(config: Data, tokenizer: Tokenizer | None, request: dict[str, Any], folder: Path) -> None:
-    """Fill `folder`, or what is left to fill of it."""
-    if not (folder / "meta.json").exists():
-        tokenizer = _tokenizer(config, tokenizer, folder)
-        writer = Writer(folder, np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32))
-        skipped = _write_tokens(config, tokenizer, writer)
-        counts = {name: part["documents"] for name, part in writer.parts.items()}
-        if not all(counts.values()):
-            (folder / "progress.json").unlink(missing_ok=True)
-            told = ", ".join(f"{count:,} {name} documents" for name, count in counts.items())
-            ways = "give more documents or another data.val_fraction"
-            if sum(counts.values()) == 1:
-                ways = "source text splits a single document, data.new_document makes several of lines"
-            raise UserError(
-                f"data.val_fraction {config.val_fraction} of {config.path or config.name}: {told}; {ways}"
-            )
-        writer.finish(tokenizer, {"request": request, "skipped": skipped})
-    (folder / "progress.json").unlink(missing_ok=True)
+def _fill(
+    folder: Path, request: dict[str, Any], tokenizer: Tokenizer, read: Callable[[Any], Any], config: Data
+) -> None:
+    """Write what `read` gives from a state on: read here, tokenize in threads, write in order."""
+    writer = Writer(folder, np.min_scalar_type(tokenizer.vocab_size - 1))
+    reader, share = read(writer.reader), config.val_fraction or 0
+    line = "{n_fmt}B of text, {rate_fmt}{postfix}, {elapsed} gone\n"  # in a log file
+    looks: dict[str, Any] = {} if sys.stderr.isatty() else {"bar_format": line, "mininterval": 10}
+    looks |= {"initial": sum(part["bytes"] for part in writer.parts.values()), "delay": 2}
+    with tqdm(unit="B", unit_scale=True, **looks) as bar:
+        work = partial(_tokenize, tokenizer, writer.dtype, share)
+        for tokenized, state in _in_order(work, _batches(reader)):
+            writer.add(tokenized, state)
+            count = sum(part["documents"] for part in writer.parts.values())
+            bar.set_postfix_str(f"{count:,} documents", refresh=False)
+            bar.update(sum(size for _, _, size in tokenized.values()))
+    counts = {name: part["documents"] for name, part in writer.parts.items()}
+    if not all(counts.values()):
+        (folder / "progress.json").unlink(missing_ok=True)
+        told = ", ".join(f"{count:,} {name} documents" for name, count in counts.items())
+        ways = "give more text or another data.val_fraction"
+        if sum(counts.values()) == 1 and config.source == "hf":
+            ways = "source text splits a single document, data.new_document makes several of lines"
+        place = config.path or config.name
+        raise UserError(f"data.val_fraction {config.val_fraction} of {place}: {told}; {ways}")
+    writer.finish(tokenizer, {"request": request, "skipped": dict(reader.skipped)})
 
 
 def _tokenizer(config: Data, given: Tokenizer | None, folder: Path) -> Tokenizer:
@@ -144,13 +180,13 @@ def _tokenizer(config: Data, given: Tokenizer | None, folder: Path) -> Tokenizer
         print(f"training the tokenizer on the first {BPE_TEXT / 1e6:,.0f} MB of text", file=sys.stderr)
         given = train_bpe(_training_texts(config), config.vocab_size or 0, config.bos)
     tokenizer = given or make_tokenizer(config, [])
-    _replace(path, tokenizer.to_json())
+    replace_json(path, tokenizer.to_json())
     return tokenizer
 
 
 def _training_texts(config: Data) -> Iterator[str]:
     left = BPE_TEXT
-    for piece in Documents(config):
+    for piece in Corpus(config):
         if piece.draw >= (config.val_fraction or 0):
             yield piece.text
         left -= len(piece.text.encode())
@@ -158,41 +194,23 @@ def _training_texts(config: Data) -> Iterator[str]:
             return
 
 
-def _write_tokens(config: Data, tokenizer: Tokenizer, writer: "Writer") -> dict[str, int]:
-    """Read here, tokenize in threads, write in order; returns how many documents were skipped, and why."""
-    documents = Documents(config, writer.reader)
-    line = "{n_fmt}B of text, {rate_fmt}{postfix}, {elapsed} gone\n"  # in a log file
-    looks: dict[str, Any] = {} if sys.stderr.isatty() else {"bar_format": line, "mininterval": 10}
-    done, share = sum(part["bytes"] for part in writer.parts.values()), config.val_fraction or 0
-    with tqdm(initial=done, unit="B", unit_scale=True, **looks) as bar:
-        work = partial(_tokenize, tokenizer, writer.dtype, share)
-        for tokenized, state in _in_order(work, _batches(documents)):
-            writer.add(tokenized, state)
-            count = sum(part["documents"] for part in writer.parts.values())
-            bar.set_postfix_str(f"{count:,} documents", refresh=False)
-            bar.update(sum(size for _, _, size in tokenized.values()))
-    return dict(documents.skipped)
-
-
-def _batches(documents: Documents) -> Iterator[Batch]:
+def _batches(reader: Corpus | Pieces) -> Iterator[Batch]:
     """Pieces of about BATCH characters together, and the state of the reader behind them."""
     batch: list[Piece] = []
     size = 0
-    for piece in documents:
+    for piece in reader:
         batch.append(piece)
         size += len(piece.text)
         if size >= BATCH:
-            yield batch, documents.state
+            yield batch, reader.state
             batch, size = [], 0
     if batch:
-        yield batch, documents.state
+        yield batch, reader.state
 
 
-def _in_order(
-    work: Callable[[list[Piece]], Added], batches: Iterator[Batch]
-) -> Iterator[tuple[Added, State]]:
+def _in_order(work: Callable[[list[Piece]], Added], batches: Iterator[Batch]) -> Iterator[tuple[Added, Any]]:
     """What threads make of the batches, of which few are held. Tokenizers let other threads go on."""
-    threads, pending = os.cpu_count() or 1, deque[tuple[Future[Added], State]]()
+    threads, pending = os.cpu_count() or 1, deque[tuple[Future[Added], Any]]()
     with ThreadPoolExecutor(threads) as pool:
         for batch, state in batches:
             pending.append((pool.submit(work, batch), state))
@@ -214,91 +232,3 @@ def _tokenize(tokenizer: Tokenizer, dtype: np.dtype, val_fraction: float, batch:
                 size += len(piece.text.encode())
         parts[name] = np.concatenate(ids), documents, size
     return parts
-
-
-class Writer:
-    """The files of a folder that is not complete. What was added since it was last saved, a kill undoes."""
-
-    def __init__(self, folder: Path, dtype: np.dtype):
-        self.folder, self.dtype = folder, dtype
-        parts = {name: {"tokens": 0, "documents": 0, "bytes": 0} for name in PARTS}
-        saved: dict[str, Any] = {"files": {}, "parts": parts, "reader": None}
-        if (folder / "progress.json").exists():
-            saved = json.loads((folder / "progress.json").read_text())
-        self.parts: dict[str, dict[str, Any]] = saved["parts"]
-        self.reader: State | None = saved["reader"]
-        self._unsaved, self._touched = 0, set[Path]()
-        for path in folder.iterdir():
-            if path.name in saved["files"]:
-                os.truncate(path, saved["files"][path.name])
-            elif path.name not in ("tokenizer.json", "progress.json"):
-                path.unlink()
-
-    def add(self, tokenized: Added, reader: State) -> None:
-        """Append to both parts; `reader` is where it goes on behind that."""
-        for name, (ids, documents, size) in tokenized.items():
-            part = self.parts[name]
-            self._append(f"{name}-documents.bin", np.array(documents, np.int64) + part["tokens"])
-            while len(ids):
-                shard, filled = divmod(part["tokens"], SHARD)
-                self._append(f"{name}-{shard:05}.bin", ids[: SHARD - filled])
-                part["tokens"] += len(ids[: SHARD - filled])
-                ids = ids[SHARD - filled :]
-            part["documents"] += len(documents)
-            part["bytes"] += size
-            self._unsaved += size
-        self.reader = reader
-        if self._unsaved >= SAVE_EVERY:
-            self.save()
-
-    def save(self) -> None:
-        """What was added so far stays."""
-        for path in self._touched:
-            _sync(path)
-        files = {path.name: path.stat().st_size for path in self.folder.glob("*.bin")}
-        progress = {"files": files, "parts": self.parts, "reader": self.reader}
-        _replace(self.folder / "progress.json", progress)
-        self._unsaved, self._touched = 0, set()
-
-    def finish(self, tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
-        """Checksums, the ids that occur, and at last `meta.json`, which says that all is there."""
-        self.save()
-        checksums = []
-        for name, part in self.parts.items():
-            occur = np.zeros(tokenizer.vocab_size, bool)
-            part["sha256"] = []
-            for path in sorted(self.folder.glob(f"{name}-[0-9]*.bin")):
-                checksum = hashlib.sha256()
-                with open(path, "rb") as file:
-                    while block := file.read(2**22):
-                        checksum.update(block)
-                        occur[np.frombuffer(block, self.dtype)] = True
-                part["sha256"].append(checksum.hexdigest())
-            if tokenizer.bos is not None:
-                occur[tokenizer.bos] = False
-            self._append(f"{name}-symbols.bin", np.flatnonzero(occur))
-            checksums += [*part["sha256"], _sha256((self.folder / f"{name}-documents.bin").read_bytes())]
-        for path in self._touched:
-            _sync(path)
-        about = {"version": VERSION, "dtype": self.dtype.name, "vocab_size": tokenizer.vocab_size}
-        content = json.dumps([tokenizer.to_json(), checksums]).encode()
-        meta = {**about, "bos": tokenizer.bos, "fingerprint": _sha256(content)[:16], **meta, **self.parts}
-        _replace(self.folder / "meta.json", meta)
-
-    def _append(self, name: str, numbers: np.ndarray) -> None:
-        with open(self.folder / name, "ab") as file:
-            file.write(numbers.tobytes())
-        self._touched.add(self.folder / name)
-
-
-def _replace(path: Path, content: Any) -> None:
-    """Write JSON so that the file holds the old or the new, whatever happens."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(json.dumps(content), encoding="utf-8")
-    _sync(temporary)
-    temporary.replace(path)
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""Batches, and text as a source of them.
+"""Batches, and what the sources of them share.
 
 A source is an endless sequence of windows: `windows(first, count)` is a function of these and the seed alone.
 It has `symbols` (the ids that occur in training, BOS left out), `fingerprint` (changes when the data do),
@@ -6,7 +6,6 @@ It has `symbols` (the ids that occur in training, BOS left out), `fingerprint` (
 ids and the document of each, or None, as in `Batch`).
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 
 from configs.seeds import seed_for
-from data.tokens import Tokens
 
 IGNORED = -100  # a target that no loss counts: PyTorch's default `ignore_index`
 
@@ -58,52 +56,6 @@ def side_by_side(targets: int, context_length: int, seed: int) -> Epochs:
 def spread(chosen: int, of: int) -> np.ndarray:
     """So many of 0 ... of - 1, evenly spread and in order."""
     return np.arange(chosen) * of // chosen
-
-
-class Text:
-    """Windows of a corpus, each seen once per epoch."""
-
-    def __init__(self, tokens: Tokens, context_length: int, seed: int):
-        self.tokens, self.T = tokens, context_length
-        self.tokenizer, self.fingerprint = tokens.tokenizer, tokens.fingerprint
-        self.bytes_per_token = tokens.bytes_per_token
-        self.symbols = torch.from_numpy(np.unique(tokens.train).astype(np.int64))
-        self.description = f"{len(tokens.train):,} training and {len(tokens.val):,} validation tokens"
-        without = tokens.tokenizer.bos is None
-        self._span = context_length + without  # tokens that a window takes
-        self.epochs = side_by_side(len(tokens.train) - without, context_length, seed)
-
-    def windows(self, first: int, count: int) -> Batch:
-        """Windows `first` ... `first + count - 1` of the endless sequence of epochs."""
-        window_N, shift_N = self.epochs.places(first, count)
-        return self._window(self.tokens.train, window_N * self.T + shift_N)
-
-    def validation(self, batch_size: int, tokens: int = 0) -> Iterator[Batch]:
-        """Every token of the validation part once, or about `tokens` of them, evenly spread.
-
-        Windows stand side by side; the last ends with the last token, its overlap is not counted twice.
-        """
-        last = len(self.tokens.val) - self._span
-        starts = np.array([*range(0, last, self.T), last])
-        count = max(1, round(tokens / self.T)) if 0 < tokens < len(starts) * self.T else len(starts)
-        chosen = spread(count, len(starts))
-        for first in range(0, count, batch_size):
-            group = chosen[first : first + batch_size]
-            batch = self._window(self.tokens.val, starts[group])
-            if group[-1] == len(starts) - 1 and len(starts) > 1:
-                batch.targets_BT[-1, : self.T - (starts[-1] - starts[-2])] = IGNORED
-            yield batch
-
-    def probe_text(self, sequences: int, length: int, bos: bool) -> tuple[Tensor, None]:
-        """Validation text of `length` tokens a sequence from evenly spread places, BOS in front if asked."""
-        taken = length - bos
-        starts = np.linspace(0, len(self.tokens.val) - taken, sequences).astype(np.int64)
-        rows = self.tokens.val[starts[:, None] + np.arange(taken)]
-        return with_bos(torch.from_numpy(rows.astype(np.int64)), self.tokenizer.bos if bos else None), None
-
-    def _window(self, part: np.ndarray, starts: np.ndarray) -> Batch:
-        rows = part[starts[:, None] + np.arange(self._span)]
-        return shifted(with_bos(torch.from_numpy(rows.astype(np.int64)), self.tokenizer.bos))
 
 
 def with_bos(rows: Tensor, bos: int | None) -> Tensor:

@@ -1,15 +1,26 @@
-"""A prepared folder, memory-mapped: the token stream of a part, and where its documents begin.
+"""A folder of tokens: how it is written, so that a kill costs little, and read, memory-mapped.
 
-Sizes are checked when a part is opened, and ids whenever they are read: a damaged folder is named, never
-trained on.
+docs/data.md says what it holds. Sizes are checked when a part is opened, and ids whenever they are read: a
+damaged folder is named, never trained on.
 """
 
+import hashlib
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from configs import UserError
+from data.tokenizers import Tokenizer
+
+VERSION = 1
+PARTS = ("train", "val")
+SHARD = 2**26  # tokens of a file
+SAVE_EVERY = 2**24  # bytes of text
+# What is added to each part at a time: ids, where in them documents begin, bytes of text.
+Added = dict[str, tuple[np.ndarray, list[int], int]]
 
 
 class Part:
@@ -67,3 +78,96 @@ def mapped(path: Path, dtype: str, length: int | None = None) -> np.ndarray:
 def damaged(path: Path, fault: str) -> UserError:
     """What is wrong with a file of a prepared folder, and what to do."""
     return UserError(f"{path} is damaged ({fault}): remove {path.parent} and prepare again")
+
+
+class Writer:
+    """The files of a folder that is not complete. What was added since it was last saved, a kill undoes."""
+
+    def __init__(self, folder: Path, dtype: np.dtype):
+        self.folder, self.dtype = folder, dtype
+        parts = {name: {"tokens": 0, "documents": 0, "bytes": 0} for name in PARTS}
+        saved: dict[str, Any] = {"files": {}, "parts": parts, "reader": None}
+        if (folder / "progress.json").exists():
+            saved = json.loads((folder / "progress.json").read_text())
+        self.parts: dict[str, dict[str, Any]] = saved["parts"]
+        self.reader: Any = saved["reader"]
+        self._unsaved, self._touched = 0, set[Path]()
+        for path in folder.iterdir():
+            if path.name in saved["files"]:
+                os.truncate(path, saved["files"][path.name])
+            elif path.name not in ("tokenizer.json", "progress.json"):
+                path.unlink()
+
+    def add(self, tokenized: Added, reader: Any) -> None:
+        """Append to both parts; `reader` is where it goes on behind that."""
+        for name, (ids, documents, size) in tokenized.items():
+            part = self.parts[name]
+            self._append(f"{name}-documents.bin", np.array(documents, np.int64) + part["tokens"])
+            while len(ids):
+                shard, filled = divmod(part["tokens"], SHARD)
+                self._append(f"{name}-{shard:05}.bin", ids[: SHARD - filled])
+                part["tokens"] += len(ids[: SHARD - filled])
+                ids = ids[SHARD - filled :]
+            part["documents"] += len(documents)
+            part["bytes"] += size
+            self._unsaved += size
+        self.reader = reader
+        if self._unsaved >= SAVE_EVERY:
+            self.save()
+
+    def save(self) -> None:
+        """What was added so far stays."""
+        for path in self._touched:
+            _sync(path)
+        files = {path.name: path.stat().st_size for path in self.folder.glob("*.bin")}
+        progress = {"files": files, "parts": self.parts, "reader": self.reader}
+        replace_json(self.folder / "progress.json", progress)
+        self._unsaved, self._touched = 0, set()
+
+    def finish(self, tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
+        """Checksums, the ids that occur, and at last `meta.json`, which says that all is there."""
+        self.save()
+        checksums = []
+        for name, part in self.parts.items():
+            occur = np.zeros(tokenizer.vocab_size, bool)
+            part["sha256"] = []
+            for path in sorted(self.folder.glob(f"{name}-[0-9]*.bin")):
+                checksum = hashlib.sha256()
+                with open(path, "rb") as file:
+                    while block := file.read(2**22):
+                        checksum.update(block)
+                        occur[np.frombuffer(block, self.dtype)] = True
+                part["sha256"].append(checksum.hexdigest())
+            if tokenizer.bos is not None:
+                occur[tokenizer.bos] = False
+            self._append(f"{name}-symbols.bin", np.flatnonzero(occur))
+            checksums += [*part["sha256"], sha256((self.folder / f"{name}-documents.bin").read_bytes())]
+        for path in self._touched:
+            _sync(path)
+        about = {"version": VERSION, "dtype": self.dtype.name, "vocab_size": tokenizer.vocab_size}
+        content = json.dumps([tokenizer.to_json(), checksums]).encode()
+        meta = {**about, "bos": tokenizer.bos, "fingerprint": sha256(content)[:16], **meta, **self.parts}
+        replace_json(self.folder / "meta.json", meta)
+
+    def _append(self, name: str, numbers: np.ndarray) -> None:
+        with open(self.folder / name, "ab") as file:
+            file.write(numbers.tobytes())
+        self._touched.add(self.folder / name)
+
+
+def replace_json(path: Path, content: Any) -> None:
+    """Write JSON so that the file holds the old or the new, whatever happens."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(json.dumps(content), encoding="utf-8")
+    _sync(temporary)
+    temporary.replace(path)
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def sha256(content: Any) -> str:
+    """In hexadecimal."""
+    return hashlib.sha256(content).hexdigest()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from configs import UserError
 from data import bpe, hub
-from data.hub import CUT, Documents
+from data.hub import CUT, Corpus
 from tests.data.corpus import ODD, asked, data_set, jsonl, parquet, texts
 from tests.data.gpt2_files import gpt2_cache
 
@@ -43,7 +43,7 @@ def documents(reader) -> list[str]:
 
 
 def read(folder: Path, **values) -> list[str]:
-    return documents(Documents(asked(folder, **values)))
+    return documents(Corpus(asked(folder, **values)))
 
 
 # What is read
@@ -92,7 +92,7 @@ def test_another_column_may_hold_the_text(tmp_path):
 
 def test_empty_and_null_rows_are_skipped_and_counted_and_take_counts_documents(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", ["", None, "a", "", "b", None, None, "c"])
-    reader = Documents(asked(tmp_path, path=str(path)))
+    reader = Corpus(asked(tmp_path, path=str(path)))
     assert documents(reader) == ["a", "b", "c"]
     assert reader.skipped == {"empty": 2, "null": 3}
     assert read(tmp_path, path=str(path), take=2) == ["a", "b"]
@@ -164,7 +164,7 @@ def test_long_documents_come_in_pieces_of_bounded_length(text, tmp_path, monkeyp
     monkeypatch.setattr(hub, "PIECE", 10)
     (tmp_path / "a.txt").write_bytes(text.encode())
     (tmp_path / "b.txt").write_bytes(b"short")
-    pieces = list(Documents(asked(tmp_path, path=str(tmp_path / "*.txt"))))
+    pieces = list(Corpus(asked(tmp_path, path=str(tmp_path / "*.txt"))))
     assert [piece.begins for piece in pieces] == [True] + [False] * (len(pieces) - 2) + [True]
     assert "".join(piece.text for piece in pieces) == text + "short"
     assert all(10 <= len(piece.text) < 20 for piece in pieces[:-2])
@@ -175,7 +175,7 @@ def test_pieces_end_where_tokens_do_if_they_can(tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "PIECE", 10)
     text = "".join(texts(9))
     (tmp_path / "a.txt").write_text(text)
-    pieces = [piece.text for piece in Documents(asked(tmp_path, path=str(tmp_path / "a.txt")))]
+    pieces = [piece.text for piece in Corpus(asked(tmp_path, path=str(tmp_path / "a.txt")))]
     ends = {len("".join(pieces[:i])) for i in range(1, len(pieces))}
     assert ends <= {found.start() for found in CUT.finditer(text)}
 
@@ -207,11 +207,11 @@ def corpus(way: str, folder: Path) -> dict:
 def test_a_reader_goes_on_behind_any_piece_as_if_it_had_never_stopped(way, streaming, tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "PIECE", 64)
     data = asked(tmp_path, streaming=streaming, **corpus(way, tmp_path))
-    reader = Documents(data)
+    reader = Corpus(data)
     whole = [(piece, json.dumps(reader.state)) for piece in reader]
     assert len(whole) > 5
     for i, (_, state) in enumerate(whole):
-        again = Documents(data, json.loads(state))
+        again = Corpus(data, json.loads(state))
         assert list(again) == [piece for piece, _ in whole[i + 1 :]]
         assert again.skipped == reader.skipped
 
@@ -223,21 +223,21 @@ def test_a_reader_that_stops_after_every_third_piece_misses_none(way, streaming,
     data = asked(tmp_path, streaming=streaming, **corpus(way, tmp_path))
     read, state = [], None
     while True:
-        reader = Documents(data, state)
+        reader = Corpus(data, state)
         some = list(islice(reader, 3))
         if not some:
             break
         read, state = read + some, json.loads(json.dumps(reader.state))
-    assert read == list(Documents(data))
+    assert read == list(Corpus(data))
 
 
 def test_a_reader_goes_on_in_a_file_of_many_chunks(tmp_path):
     """`datasets` reads 10 MB of JSON lines at a time."""
     data = asked(tmp_path, path=str(jsonl(tmp_path / "a.jsonl", [f"{i} " * 20_000 for i in range(300)])))
-    reader = Documents(data)
+    reader = Corpus(data)
     whole = [(piece, reader.state) for piece in reader]
     for i in range(0, 300, 37):
-        assert list(Documents(data, whole[i][1])) == [piece for piece, _ in whole[i + 1 :]]
+        assert list(Corpus(data, whole[i][1])) == [piece for piece, _ in whole[i + 1 :]]
 
 
 # What cannot be read
@@ -355,7 +355,7 @@ import datasets, huggingface_hub
 began = time.perf_counter()
 for name in sys.argv[1:]:
     try:
-        list(Documents(Data(source="hf", tokenizer="byte", name=name)))
+        list(Corpus(Data(source="hf", tokenizer="byte", name=name)))
     except UserError as error:
         print(error)
 print(time.perf_counter() - began)
