@@ -5,7 +5,6 @@ whose place BOS stands, where the data have one. What it reads beyond its range 
 counts for nothing: no target is there, and no place before can see it.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor
 
 from configs import UserError
-from configs.schema import Data as DataConfig
+from configs.schema import Data
 from data.sources import IGNORED, Batch, Epochs, side_by_side, spread
-from data.store import Part, damaged, mapped
+from data.store import Part, damaged, mapped, opened, refuse_short
 
 
 class Documents:
@@ -25,17 +24,10 @@ class Documents:
     Raises `UserError` for a damaged folder, and where a part is too short for a window of `context_length`.
     """
 
-    def __init__(self, folder: Path, config: DataConfig, context_length: int, seed: int):
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        place, need = config.name or config.path or config.source, context_length + 1
-        for name in ("train", "val"):
-            if (have := meta[name]["tokens"]) < need:
-                raise UserError(
-                    f"model.context_length {context_length} needs at least {need} tokens; the {name} part of "
-                    f"{place} has {have}: shorten the context, give more text or change data.val_fraction"
-                )
+    def __init__(self, folder: Path, config: Data, context_length: int, seed: int):
+        meta, self.train, self.val = opened(folder)
+        refuse_short(meta, config, context_length)
         self.T, self.bos, self.masked = context_length, meta["bos"], bool(config.mask_documents)
-        self.train, self.val = Part(folder, "train", meta), Part(folder, "val", meta)
         self.fingerprint = meta["fingerprint"]
         self.bytes_per_token = meta["val"]["bytes"] / (len(self.val) - 1)
         symbols = mapped(folder / "train-symbols.bin", "int64")

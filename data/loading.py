@@ -26,13 +26,13 @@ def load_source(config: Config, tokenizer: Tokenizer | None = None) -> Mixture:
         refuse_other(tokenizer, data)
     sources: dict[str, Source] = {}
     if "hf" in data.sources:
-        folder = prepared(data, tokenizer)
+        folder = prepared(data, T, tokenizer)
         tokenizer = load_tokenizer(folder / "tokenizer.json")
         sources["hf"] = Documents(folder, data, T, seed)
     texts = {name: load_text(name, data.path) for name in data.sources if name in TEXTS}
     tokenizer = tokenizer or make_tokenizer(data, list(texts.values()))
     for name, text in texts.items():
-        sources[name] = Documents(prepared_text(data, text, tokenizer), data, T, seed)
+        sources[name] = Documents(prepared_text(data, T, text, tokenizer), data, T, seed)
     read = [source.symbols for source in sources.values()]
     symbols = torch.cat(read).unique() if read else torch.from_numpy(tokenizer.symbols)
     for name in data.sources:

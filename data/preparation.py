@@ -25,7 +25,7 @@ from configs.schema import Data
 from data.bpe import train_bpe
 from data.corpora import files_of, split
 from data.hub import Corpus, Piece
-from data.store import PARTS, VERSION, Added, Writer, replace_json, sha256
+from data.store import PARTS, VERSION, Added, Writer, refuse_short, replace_json, sha256
 from data.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
 
 BATCH = 2**20  # characters that a thread gets at a time
@@ -34,10 +34,10 @@ Batch = tuple[list[Piece], Any]  # and the state of the reader behind them
 ASKED = ("name", "subset", "revision", "split", "text_column", "take", "new_document", "val_fraction")
 
 
-def prepared(config: Data, tokenizer: Tokenizer | None = None) -> Path:
+def prepared(config: Data, context_length: int, tokenizer: Tokenizer | None = None) -> Path:
     """The folder with the tokens of source hf, by `tokenizer` if given; prepared now unless it is there.
 
-    Raises `UserError` for documents that cannot be read, for a part that would be empty, and for a full disk.
+    Raises `UserError` for documents that cannot be read, a part too short for a window, and a full disk.
     """
     request = _request(config)
     if tokenizer is not None and tokenizer.kind == "bpe":
@@ -47,15 +47,16 @@ def prepared(config: Data, tokenizer: Tokenizer | None = None) -> Path:
             request["tokenizer"] = {"kind": "bpe", "sha256": sha256(json.dumps(saved).encode())}
 
     def fill(folder: Path) -> None:
-        _fill(folder, request, _tokenizer(config, tokenizer, folder), partial(Corpus, config), config)
+        made = _tokenizer(config, tokenizer, folder)
+        _fill(folder, request, made, partial(Corpus, config), config, context_length)
 
     return _complete(_folder(config, request), fill)
 
 
-def prepared_text(config: Data, text: str, tokenizer: Tokenizer) -> Path:
+def prepared_text(config: Data, context_length: int, text: str, tokenizer: Tokenizer) -> Path:
     """The folder with the tokens of a whole text, whose parts are a document each.
 
-    Raises `UserError` for a part that would be empty, for what the tokenizer does not know, for a full disk.
+    Raises `UserError` for a part too short for a window, what the tokenizer does not know, and a full disk.
     """
     request = {"version": VERSION, "text": sha256(text.encode()), "val_fraction": config.val_fraction}
     request["tokenizer"] = sha256(json.dumps(tokenizer.to_json()).encode())
@@ -65,7 +66,7 @@ def prepared_text(config: Data, text: str, tokenizer: Tokenizer) -> Path:
 
     def fill(folder: Path) -> None:
         replace_json(folder / "tokenizer.json", tokenizer.to_json())
-        _fill(folder, request, tokenizer, partial(Pieces, pieces), config)
+        _fill(folder, request, tokenizer, partial(Pieces, pieces), config, context_length)
 
     return _complete(_folder(config, request), fill)
 
@@ -79,8 +80,7 @@ class Pieces:
     def __iter__(self) -> Iterator[Piece]:
         for piece in self.pieces[self.state :]:
             self.state += 1
-            if piece.text:
-                yield piece
+            yield piece
 
 
 def _complete(folder: Path, fill: Callable[[Path], None]) -> Path:
@@ -145,7 +145,12 @@ def _alone(folder: Path) -> Iterator[Path | None]:
 
 
 def _fill(
-    folder: Path, request: dict[str, Any], tokenizer: Tokenizer, read: Callable[[Any], Any], config: Data
+    folder: Path,
+    request: dict[str, Any],
+    tokenizer: Tokenizer,
+    read: Callable[[Any], Any],
+    config: Data,
+    context_length: int,
 ) -> None:
     """Write what `read` gives from a state on: read here, tokenize in threads, write in order."""
     writer = Writer(folder, np.min_scalar_type(tokenizer.vocab_size - 1))
@@ -160,15 +165,11 @@ def _fill(
             count = sum(part["documents"] for part in writer.parts.values())
             bar.set_postfix_str(f"{count:,} documents", refresh=False)
             bar.update(sum(size for _, _, size in tokenized.values()))
-    counts = {name: part["documents"] for name, part in writer.parts.items()}
-    if not all(counts.values()):
+    try:
+        refuse_short(writer.parts, config, context_length)
+    except UserError:
         (folder / "progress.json").unlink(missing_ok=True)
-        told = ", ".join(f"{count:,} {name} documents" for name, count in counts.items())
-        ways = "give more text or another data.val_fraction"
-        if sum(counts.values()) == 1 and config.source == "hf":
-            ways = "source text splits a single document, data.new_document makes several of lines"
-        place = config.path or config.name
-        raise UserError(f"data.val_fraction {config.val_fraction} of {place}: {told}; {ways}")
+        raise
     writer.finish(tokenizer, {"request": request, "skipped": dict(reader.skipped)})
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from configs import UserError
+from configs.schema import Data
 from data.tokenizers import Tokenizer
 
 VERSION = 1
@@ -60,6 +61,29 @@ class Part:
                 # What lies before this shard is there already; what lies behind it, the next one overwrites.
                 rows[touching] = np.where(place < 0, rows[touching], read)
         return rows
+
+
+def opened(folder: Path) -> tuple[dict[str, Any], Part, Part]:
+    """What meta.json says, and both parts. Raises `UserError` for a damaged folder."""
+    path = folder / "meta.json"
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        return meta, Part(folder, "train", meta), Part(folder, "val", meta)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise damaged(path, f"{type(error).__name__}: {error}") from None
+
+
+def refuse_short(parts: dict[str, Any], config: Data, context_length: int) -> None:
+    """Raises `UserError` where a part is too short for a window."""
+    place = config.path or config.name or config.source
+    for name in PARTS:
+        if (have := parts[name]["tokens"]) <= context_length:
+            whole = f"the {name} part of {place} has {have:,} in {parts[name]['documents']:,} documents"
+            ways = "shorten the context, give more text or change data.val_fraction"
+            if config.source == "hf" and sum(parts[each]["documents"] for each in PARTS) == 1:
+                ways = "source text splits a single document, data.new_document makes several of lines"
+            needs = f"model.context_length {context_length} needs at least {context_length + 1} tokens"
+            raise UserError(f"{needs}; {whole}: {ways}")
 
 
 def mapped(path: Path, dtype: str, length: int | None = None) -> np.ndarray:

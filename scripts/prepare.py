@@ -32,7 +32,7 @@ def prepare(argv: list[str]) -> None:
 
     from data.preparation import prepared
 
-    folder = prepared(data)
+    folder = prepared(data, request.config.model.context_length)
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     print(folder)
     for name in ("train", "val"):

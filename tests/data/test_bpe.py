@@ -24,8 +24,8 @@ from analysis.probes import make_probes
 from configs import UserError
 from configs.schema import Config, Data, Encoding
 from data import bpe
-from data.loading import load_source
 from data.bpe import NAMED, PATTERN, BytePairTokenizer, named, train_bpe, urls
+from data.loading import load_source
 from data.tokenizers import vocab_size_of
 from tests.data.gpt2_files import gpt2_cache
 

@@ -350,7 +350,7 @@ READ = """
 import sys, time
 from configs import UserError
 from configs.schema import Data
-from data.hub import Documents
+from data.hub import Corpus
 import datasets, huggingface_hub
 began = time.perf_counter()
 for name in sys.argv[1:]:

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from configs import UserError
-from data import hub, preparation
-from data.preparation import prepared
+from data import hub, preparation, store
 from data.tokenizers import load_tokenizer, make_tokenizer
 from tests.data.corpus import ODD, asked, contents, data_set, jsonl, parquet, read, texts
 from tests.data.gpt2_files import gpt2_cache
@@ -28,8 +27,16 @@ ROOT = Path(__file__).parents[2]
 def small(tmp_path_factory, monkeypatch):
     """So that little text has many shards, batches and places to go on from."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("home"))
-    for name, value in (("SHARD", 1000), ("BATCH", 200), ("SAVE_EVERY", 900)):
-        monkeypatch.setattr(preparation, name, value)
+    for module, name, value in (
+        (store, "SHARD", 1000),
+        (preparation, "BATCH", 200),
+        (store, "SAVE_EVERY", 900),
+    ):
+        monkeypatch.setattr(module, name, value)
+
+
+def prepared(config, tokenizer=None) -> Path:
+    return preparation.prepared(config, 1, tokenizer)
 
 
 def is_val(text: str, share: float) -> bool:
@@ -222,7 +229,7 @@ def test_a_kill_at_whatever_write_changes_no_byte_of_what_comes_out(tmp_path, mo
     path = jsonl(tmp_path / "a.jsonl", rows)
     values = {"path": str(path), "val_fraction": 0.3, "tokenizer": "bpe", "vocab_size": 270}
     whole = contents(prepared(asked(tmp_path / "whole", **values)))
-    writes = [(preparation.Writer, "_append"), (preparation, "_sync"), (Path, "replace"), (Path, "rename")]
+    writes = [(store.Writer, "_append"), (store, "_sync"), (Path, "replace"), (Path, "rename")]
     writes += [(Path, "unlink"), (os, "truncate"), (Path, "write_text")]
     left = 0
 
@@ -261,10 +268,10 @@ def test_a_kill_at_whatever_write_changes_no_byte_of_what_comes_out(tmp_path, mo
 PREPARE = """
 import sys
 from configs.schema import Data
-from data import preparation
-preparation.SHARD, preparation.BATCH, preparation.SAVE_EVERY = 300_000, 20_000, 50_000
+from data import preparation, store
+store.SHARD, preparation.BATCH, store.SAVE_EVERY = 300_000, 20_000, 50_000
 data = Data(source="hf", tokenizer="byte", val_fraction=0.1, path=sys.argv[1], cache_dir=sys.argv[2])
-print(preparation.prepared(data))
+print(preparation.prepared(data, 1))
 """
 
 
@@ -342,7 +349,7 @@ def test_a_process_waits_for_the_one_that_prepares_and_takes_over_from_the_dead(
 def test_a_full_disk_is_told_in_a_line_and_loses_nothing(tmp_path, monkeypatch):
     path = jsonl(tmp_path / "a.jsonl", texts(99))
     data = asked(tmp_path, path=str(path), val_fraction=0.2)
-    append, seen = preparation.Writer._append, []
+    append, seen = store.Writer._append, []
 
     def full(self, name, numbers):
         if len(seen) == 40:
@@ -353,7 +360,7 @@ def test_a_full_disk_is_told_in_a_line_and_loses_nothing(tmp_path, monkeypatch):
         append(self, name, numbers)
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparation.Writer, "_append", full)
+        patch.setattr(store.Writer, "_append", full)
         with pytest.raises(UserError, match=r"No space left on device; .*goes on") as caught:
             prepared(data)
     assert str(tmp_path / "cache") in str(caught.value)
@@ -375,7 +382,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "share", "said"),
     [
-        (5, 0.0001, "5 train documents, 0 val documents; give more documents or another data.val_fraction"),
+        (5, 0.0001, "5 train documents, 0 val documents; give more text or another data.val_fraction"),
         (5, 0.9999, "0 train documents, 5 val documents; give more"),
         (1, 0.01, "1 train documents, 0 val documents; source text splits a single document"),
         (0, 0.01, "holds no text|0 train documents, 0 val documents"),
@@ -414,10 +421,10 @@ def test_a_file_that_breaks_half_way_keeps_what_was_read(tmp_path):
 
 
 MEASURE = PREPARE.replace("300_000, 20_000, 50_000", "2**26, 2**20, 2**24").replace(
-    "print(preparation.prepared(data))",
+    "print(preparation.prepared(data, 1))",
     """
 try:
-    preparation.prepared(data)
+    preparation.prepared(data, 1)
 except Exception as error:
     assert "1 train documents, 0 val" in str(error) or "0 train documents, 1 val" in str(error), error
 (peak,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
