@@ -13,6 +13,7 @@ import torch
 
 from analysis.probes import Probes, Scores, headlines, measure, plain, score
 from analysis.rows import rows_of
+from analysis.statistics import REGISTRY
 from configs.seeds import seed_for
 from model.attention import Observation
 from model.transformer import GPT
@@ -66,7 +67,7 @@ def describe_heads(
     """
     record = measure(model, probes, bos_trained)
     untrained = GPT(model.config, len(model.token_embedding.weight), _generator(seed, "untrained"))
-    untrained.compute_in(model.head.compute_dtype)
+    untrained.to(model.device).compute_in(model.head.compute_dtype)
     uniform, random_init = score(model, probes, _uniform)[0], score(untrained, probes)[0]
     low, high = _interval(model, probes, _generator(seed, "bootstrap"))
     tables = [record["scores"], *(_table(scores) for scores in (uniform, random_init, low, high))]
@@ -76,12 +77,11 @@ def describe_heads(
             {name: rows[layer][head] for name, rows in table.items()} for table in tables
         )
         null = {name: {"uniform": equal[name], "random_init": random[name]} for name in own}
-        ci = {name: None if least[name] is None else [least[name], most[name]] for name in own}
+        ci = {name: None if None in (own[name], least[name]) else [least[name], most[name]] for name in own}
         labels = labels_of(own, bos=record["probe"]["bos"])
         entry = {"layer": layer, "head": head, "scores": own, "null": null, "ci": ci, "labels": labels}
         heads.append(entry | {"ablation": None})
-    plain_text = probes.text if probes.text_without_bos is None else probes.text_without_bos
-    probe = record["probe"] | {"example": plain_text[0].tolist()}
+    probe = record["probe"] | {"example": _example(probes)}
     shape = model.config.model_dump(include={"n_layer", "n_head", "n_kv_head", "d_model", "d_head"})
     about = about | shape | {"parameters": model.num_parameters()}
     return {"model": about, "probe": probe, "heads": heads, "summary": _summary(heads) | record["model"]}
@@ -121,11 +121,31 @@ def _uniform(seen: Observation) -> Observation:
     return replace(equal, lse_BHT=lse_BHT, out_BHTD=torch.full_like(seen.out_BHTD, math.nan))
 
 
+def _example(probes: Probes) -> list[int]:
+    """The first text, without BOS and padding."""
+    text, segment = probes.text, probes.segment
+    if probes.text_without_bos is not None:
+        text, segment = probes.text_without_bos, probes.segment_without_bos
+    return (text[0] if segment is None else text[0][segment[0] >= 0]).tolist()
+
+
 def _interval(model: GPT, probes: Probes, generator: torch.Generator) -> tuple[Scores, Scores]:
-    """2.5 % and 97.5 % quantiles over resampled sequences; NaN for scores that are no mean over sequences."""
+    """2.5 % and 97.5 % quantiles over resampled sequences; NaN for scores that are no mean over sequences.
+
+    Where a score is a mean over the queries of all texts, a text counts by its length.
+    """
     single = [score(model, probes.only(n))[0] for n in range(len(probes.text))]
     drawn = torch.randint(len(single), (RESAMPLES, len(single)), generator=generator)
-    resampled = {name: torch.stack([one[name] for one in single])[drawn].mean(1) for name in single[0]}
+    length_N = probes.seen().sum(1).double()
+    resampled = {}
+    for name in single[0]:
+        score_NLH = torch.stack([one[name] for one in single])
+        by_length = REGISTRY.get(name, ("repeat",))[0] != "repeat" and name != "sink_rate"
+        weight_N11 = (length_N if by_length else torch.ones_like(length_N))[:, None, None]
+        # A text that is too short for a score has NaN there, and no say.
+        weight_NLH = torch.where(score_NLH.isnan(), 0.0, weight_N11)
+        sum_NLH = torch.where(score_NLH.isnan(), 0.0, weight_N11 * score_NLH)
+        resampled[name] = sum_NLH[drawn].sum(1) / weight_NLH[drawn].sum(1)
     unknown = NOT_MEANS if len(single) > 1 else resampled  # of one sequence nothing can be resampled
     resampled |= {name: torch.full_like(resampled[name], math.nan) for name in unknown}
     bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)

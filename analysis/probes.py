@@ -5,7 +5,7 @@ A probe is a forward pass of its own, in evaluation mode, on tokens drawn once f
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,17 +28,26 @@ Substitute = Callable[[Observation], Observation]
 
 @dataclass(frozen=True)
 class Probes:
-    """Token ids of text, and of `[BOS] + block x 2` by block length, short and long."""
+    """Token ids of text, and of `[BOS] + block x 2` by block length, short and long.
+
+    Where texts are whole documents, one a row, `segment` is 0 or more there and -1 in the padding behind.
+    """
 
     text: Tensor
     text_without_bos: Tensor | None  # None where the data have no BOS: `text` is without it then
     repeats: dict[int, Tensor]
+    segment: Tensor | None = None
+    segment_without_bos: Tensor | None = None
 
     def only(self, n: int) -> "Probes":
         """The n-th sequence of each."""
-        without = self.text_without_bos
         repeats = {length: tokens[n : n + 1] for length, tokens in self.repeats.items()}
-        return Probes(self.text[n : n + 1], None if without is None else without[n : n + 1], repeats)
+        parts = {name: part[n : n + 1] for name, part in vars(self).items() if isinstance(part, Tensor)}
+        return replace(self, repeats=repeats, **parts)
+
+    def seen(self) -> Tensor:
+        """Which tokens of `text` are no padding, B x T."""
+        return torch.ones_like(self.text, dtype=torch.bool) if self.segment is None else self.segment >= 0
 
 
 def make_probes(source: Mixture, context_length: int, sequences: int, seed: int) -> Probes:
@@ -59,9 +68,11 @@ def make_probes(source: Mixture, context_length: int, sequences: int, seed: int)
         # Without BOS a token from outside the block holds place 0: the definitions count places from there.
         first = source.symbols[order[:, -1:]] if bos is None else torch.full((sequences, 1), bos)
         repeats[length] = torch.cat([first, block, block], dim=1)
-    text = source.probe_text(sequences, context_length, bos is not None)
-    plain = None if bos is None else source.probe_text(sequences, context_length, False)
-    return Probes(text, plain, repeats)
+    text, segment = source.probe_text(sequences, context_length, bos is not None)
+    plain, plain_segment = (
+        (None, None) if bos is None else source.probe_text(sequences, context_length, False)
+    )
+    return Probes(text, plain, repeats, segment, plain_segment)
 
 
 def score(
@@ -69,13 +80,14 @@ def score(
 ) -> tuple[Scores, Tensor, Tensor, int]:
     """All statistics; losses on the text and on the longer repeat probe, B x T; how many rows saw nothing.
 
-    `substitute` replaces what the statistics see of a layer.
+    All on the CPU, wherever the model is. `substitute` replaces what the statistics see of a layer.
     """
     with model.reading():
-        scores, losses_BT, skipped = _pass(model, probes.text, "text", substitute)
-        if probes.text_without_bos is not None:
-            scores |= _pass(model, probes.text_without_bos, "text_without_bos", substitute)[0]
-        passes = [_pass(model, tokens, "repeat", substitute, s) for s, tokens in probes.repeats.items()]
+        scores, losses_BT, skipped = _pass(model, probes.text, "text", substitute, probes.segment)
+        if (plain_text := probes.text_without_bos) is not None:
+            segment = probes.segment_without_bos
+            scores |= _pass(model, plain_text, "text_without_bos", substitute, segment)[0]
+        passes = [_pass(model, tokens, "repeat", substitute, None, s) for s, tokens in probes.repeats.items()]
     (short, _, _), (long, repeat_losses_BT, _) = passes
     for name in long:
         scores |= {f"{name}_short": short[name], f"{name}_long": long[name]}
@@ -96,11 +108,13 @@ def measure(model: GPT, probes: Probes, bos_trained: bool) -> dict[str, Any]:
     scores, losses_BT, repeat_losses_BT, skipped = score(model, probes)
     s, T = max(probes.repeats), losses_BT.size(1)
     early, late = slice(T // 8, T // 4), slice(T - T // 8, T)
+    targets_BT = probes.seen()[:, 1:]  # a document's padding is behind it
+    early_loss, late_loss = (losses_BT[:, part][targets_BT[:, part]].mean() for part in (early, late))
     # Nothing says where the repeat begins: the first token of a block is left out, of both alike.
     behaviour = {
         "repeat_loss_1": repeat_losses_BT[:, 1:s].mean(),
         "repeat_loss_2": repeat_losses_BT[:, s + 1 :].mean(),
-        "icl_score": losses_BT[:, late].mean() - losses_BT[:, early].mean(),
+        "icl_score": late_loss - early_loss,
     }
     about = {
         "bos": probes.text_without_bos is not None,
@@ -137,7 +151,12 @@ def best(rows: Sequence[Sequence[float | None]]) -> tuple[float, str] | None:
 
 
 def _pass(
-    model: GPT, tokens_BT: Tensor, probe: str, substitute: Substitute, block_length: int | None = None
+    model: GPT,
+    tokens_BT: Tensor,
+    probe: str,
+    substitute: Substitute,
+    segment_BT: Tensor | None,
+    block_length: int | None = None,
 ) -> tuple[Scores, Tensor, int]:
     """Scores of the statistics of one probe, the losses of its tokens, and how many rows saw nothing."""
     wanted = {name: function for name, (where, function) in REGISTRY.items() if where == probe}
@@ -154,12 +173,13 @@ def _pass(
             if value_H.shape != (H,):
                 got = tuple(value_H.shape)
                 raise ValueError(f"statistic {name!r} must return {H} numbers, one per head; got shape {got}")
-            found[name].append(value_H.double())
+            found[name].append(value_H.cpu().double())  # not every device has float64
 
+    tokens_BT = tokens_BT.to(model.device)
     with observe(model, collect):
-        logits_BTV = model(tokens_BT)
+        logits_BTV = model(tokens_BT, segment_BT=None if segment_BT is None else segment_BT.to(model.device))
     losses_BT = F.cross_entropy(logits_BTV[:, :-1].mT, tokens_BT[:, 1:], reduction="none")
-    return {name: torch.stack(layers) for name, layers in found.items()}, losses_BT, skipped
+    return {name: torch.stack(layers) for name, layers in found.items()}, losses_BT.cpu(), skipped
 
 
 def plain(value: Any) -> Any:

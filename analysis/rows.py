@@ -82,10 +82,10 @@ class Rows:
     ) -> Tensor:
         """Mean over all queries `i >= first` that see something, and are in `only`: one number per head.
 
-        NaN where there is none. `axes=2` keeps the sequences apart: B x H.
+        NaN where there is none. `axes=2` keeps the sequences apart: B x H. Always on the CPU, in float64.
         """
-        counted = self.sees_BHT & (self.i >= first) & only
-        return torch.where(counted, values_BHT.double(), 0.0).sum(axes) / counted.sum(axes)
+        counted = (self.sees_BHT & (self.i >= first) & only).cpu()
+        return torch.where(counted, values_BHT.cpu().double(), 0.0).sum(axes) / counted.sum(axes)
 
     def _relative_score(self, key_T: Tensor) -> Tensor:
         """`c q_i . k'_j` of key `key_T[i]`, -inf where the query does not see it."""

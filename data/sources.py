@@ -70,12 +70,15 @@ class Text:
                 targets_BT[-1, : self.T - (starts[-1] - starts[-2])] = IGNORED
             yield Batch(inputs_BT, targets_BT)
 
-    def probe_text(self, sequences: int, length: int, bos: bool) -> Tensor:
-        """Validation text of `length` tokens a sequence from evenly spread places, BOS in front if asked."""
+    def probe_text(self, sequences: int, length: int, bos: bool) -> tuple[Tensor, Tensor | None]:
+        """Validation text of `length` tokens a sequence from evenly spread places, BOS in front if asked.
+
+        With it the document of each token, -1 for padding; None: there is no padding.
+        """
         taken = length - bos
         starts = np.linspace(0, len(self.tokens.val) - taken, sequences).astype(np.int64)
         rows = self.tokens.val[starts[:, None] + np.arange(taken)]
-        return with_bos(torch.from_numpy(rows.astype(np.int64)), self.tokenizer.bos if bos else None)
+        return with_bos(torch.from_numpy(rows.astype(np.int64)), self.tokenizer.bos if bos else None), None
 
     def _window(self, part: np.ndarray, starts: list[int]) -> Batch:
         rows = part[np.asarray(starts)[:, None] + np.arange(self._span)]

@@ -32,10 +32,10 @@ class Synthetic:
         inputs_BT, targets_BT = shifted(self._rows(VALIDATION, "validation")[:count])
         yield from map(Batch, inputs_BT.split(batch_size), targets_BT.split(batch_size))
 
-    def probe_text(self, sequences: int, length: int, bos: bool) -> Tensor:
-        """Validation sequences, for there is no natural text here; BOS in front if asked."""
+    def probe_text(self, sequences: int, length: int, bos: bool) -> tuple[Tensor, None]:
+        """Validation sequences, for there is no natural text here; BOS in front if asked; no padding."""
         rows = self._rows(max(VALIDATION, sequences), "validation")[:sequences]
-        return rows[:, int(self.bos is not None and not bos) :][:, :length]
+        return rows[:, int(self.bos is not None and not bos) :][:, :length], None
 
     def _rows(self, count: int, purpose: str, *index: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed_for(self.seed, purpose, *index))

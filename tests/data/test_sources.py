@@ -184,18 +184,19 @@ def test_probe_text_is_validation_text_of_the_length_asked_the_same_every_time(m
     source = make()
     bos = source.tokenizer.bos
     for with_bos in {False, bos is not None}:
-        text_BT = source.probe_text(sequences, T, with_bos)
+        text_BT, segment = source.probe_text(sequences, T, with_bos)
+        assert segment is None
         assert text_BT.shape == (sequences, T)
-        assert torch.equal(text_BT, make().probe_text(sequences, T, with_bos))
+        assert torch.equal(text_BT, make().probe_text(sequences, T, with_bos)[0])
         assert (
             (text_BT[:, 0] == bos).all() if with_bos else not (text_BT == (-1 if bos is None else bos)).any()
         )
-        full = make(context=36).probe_text(sequences, 36, with_bos)
+        full, _ = make(context=36).probe_text(sequences, 36, with_bos)
         assert full.shape == (sequences, 36)
 
 
 def test_probe_text_is_spread_over_the_validation_part():
-    text_BT = places(60, 300).probe_text(4, T, False)
+    text_BT, _ = places(60, 300).probe_text(4, T, False)
     assert text_BT[0, 0] == 60
     assert text_BT[-1, -1] == 359
     assert (text_BT.diff() == 1).all()
