@@ -28,10 +28,10 @@ class LayerCache:
 
 
 class KVCache:
-    """An empty cache for `batch` sequences on the model's device, for `model(tokens_BT, cache)` without gradients.
+    """An empty cache for `batch` sequences, for `model(tokens_BT, cache)` without gradients.
 
-    In float32 the logits equal those of the whole text at once to 1e-5. With bfloat16 linear layers they
-    equal them to the rounding of those layers: one row and many may be summed in another order.
+    On `device`, the model's. In float32 the logits equal those of the whole text at once to 1e-5; with other
+    linear layers to the rounding of those: one row and many may be summed in another order.
     """
 
     def __init__(self, config: ModelConfig, batch: int = 1, device: torch.device | None = None):

@@ -1,7 +1,7 @@
 """A device that is not there: tensors of the CPU that say they are on it, and may not meet the others.
 
-It is as strict as any that PyTorch has: no float64 on it (MPS), no mixing but of single numbers, random numbers
-of a generator of the CPU on the CPU alone.
+It is as strict as any that PyTorch has: no float64 on it (MPS), no mixing but of single numbers, and the
+CPU's generators draw on the CPU alone.
 """
 
 from collections.abc import Iterator
