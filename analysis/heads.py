@@ -13,7 +13,6 @@ import torch
 
 from analysis.probes import Probes, Scores, headlines, measure, plain, score
 from analysis.rows import rows_of
-from analysis.statistics import REGISTRY
 from configs.seeds import seed_for
 from model.attention import Observation
 from model.transformer import GPT
@@ -68,7 +67,9 @@ def describe_heads(
     record = measure(model, probes, bos_trained)
     untrained = GPT(model.config, len(model.token_embedding.weight), _generator(seed, "untrained"))
     untrained.to(model.device).compute_in(model.head.compute_dtype)
-    uniform, random_init = score(model, probes, _uniform)[0], score(untrained, probes)[0]
+    uniform, random_init = (
+        scored.scores for scored in (score(model, probes, _uniform), score(untrained, probes))
+    )
     low, high = _interval(model, probes, _generator(seed, "bootstrap"))
     tables = [record["scores"], *(_table(scores) for scores in (uniform, random_init, low, high))]
     heads = []
@@ -77,7 +78,7 @@ def describe_heads(
             {name: rows[layer][head] for name, rows in table.items()} for table in tables
         )
         null = {name: {"uniform": equal[name], "random_init": random[name]} for name in own}
-        ci = {name: None if None in (own[name], least[name]) else [least[name], most[name]] for name in own}
+        ci = {name: None if least[name] is None else [least[name], most[name]] for name in own}
         labels = labels_of(own, bos=record["probe"]["bos"])
         entry = {"layer": layer, "head": head, "scores": own, "null": null, "ci": ci, "labels": labels}
         heads.append(entry | {"ablation": None})
@@ -130,22 +131,15 @@ def _example(probes: Probes) -> list[int]:
 
 
 def _interval(model: GPT, probes: Probes, generator: torch.Generator) -> tuple[Scores, Scores]:
-    """2.5 % and 97.5 % quantiles over resampled sequences; NaN for scores that are no mean over sequences.
-
-    Where a score is a mean over the queries of all texts, a text counts by its length.
-    """
-    single = [score(model, probes.only(n))[0] for n in range(len(probes.text))]
+    """2.5 % and 97.5 % quantiles over resampled sequences; NaN for scores that are no mean over sequences."""
+    single = [score(model, probes.only(n)) for n in range(len(probes.text))]
     drawn = torch.randint(len(single), (RESAMPLES, len(single)), generator=generator)
-    length_N = probes.seen().sum(1).double()
     resampled = {}
-    for name in single[0]:
-        score_NLH = torch.stack([one[name] for one in single])
-        by_length = REGISTRY.get(name, ("repeat",))[0] != "repeat" and name != "sink_rate"
-        weight_N11 = (length_N if by_length else torch.ones_like(length_N))[:, None, None]
-        # A text that is too short for a score has NaN there, and no say.
-        weight_NLH = torch.where(score_NLH.isnan(), 0.0, weight_N11)
-        sum_NLH = torch.where(score_NLH.isnan(), 0.0, weight_N11 * score_NLH)
-        resampled[name] = sum_NLH[drawn].sum(1) / weight_NLH[drawn].sum(1)
+    for name in single[0].queries:  # a text that is too short for a score has none
+        score_NLH = torch.stack([one.scores[name] for one in single])
+        queries_NLH = torch.stack([one.queries[name] for one in single])
+        sum_NLH = torch.where(queries_NLH == 0, 0.0, queries_NLH * score_NLH)
+        resampled[name] = sum_NLH[drawn].sum(1) / queries_NLH[drawn].sum(1)
     unknown = NOT_MEANS if len(single) > 1 else resampled  # of one sequence nothing can be resampled
     resampled |= {name: torch.full_like(resampled[name], math.nan) for name in unknown}
     bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)

@@ -64,7 +64,10 @@ def test_an_unknown_key_is_answered_with_the_nearest_one(wrong, nearest):
         ("--model.window 65", ["window 65", "no narrower", "context_length 64"]),
         ("--model.qk tied --model.n_kv_head 2", ["qk tied", "as many key heads", "n_head 4, n_kv_head 2"]),
         ("--model.qk identity --model.n_kv_head 1", ["qk identity", "as many key heads", "n_kv_head 1"]),
-        ("--model.value identity --model.n_kv_head 2", ["value identity", "as many key heads", "n_kv_head 2"]),
+        (
+            "--model.value identity --model.n_kv_head 2",
+            ["value identity", "as many key heads", "n_kv_head 2"],
+        ),
         ("--model.qk identity --model.d_head 8", ["qk identity", "n_head d_head = d_model 128", "d_head 8"]),
         ("--model.value identity --model.d_head 64", ["value identity", "= d_model 128", "d_head 64"]),
         ("--model.bias perhaps", ["model.bias", "perhaps"]),
