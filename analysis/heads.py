@@ -66,8 +66,10 @@ def describe_heads(
     """
     record = measure(model, probes, bos_trained)
     untrained = GPT(model.config, len(model.token_embedding.weight), _generator(seed, "untrained"))
-    untrained.compute_in(model.head.compute_dtype)
-    uniform, random_init = score(model, probes, _uniform)[0], score(untrained, probes)[0]
+    untrained.to(model.device).compute_in(model.head.compute_dtype)
+    uniform, random_init = (
+        scored.scores for scored in (score(model, probes, _uniform), score(untrained, probes))
+    )
     low, high = _interval(model, probes, _generator(seed, "bootstrap"))
     tables = [record["scores"], *(_table(scores) for scores in (uniform, random_init, low, high))]
     heads = []
@@ -80,8 +82,7 @@ def describe_heads(
         labels = labels_of(own, bos=record["probe"]["bos"])
         entry = {"layer": layer, "head": head, "scores": own, "null": null, "ci": ci, "labels": labels}
         heads.append(entry | {"ablation": None})
-    plain_text = probes.text if probes.text_without_bos is None else probes.text_without_bos
-    probe = record["probe"] | {"example": plain_text[0].tolist()}
+    probe = record["probe"] | {"example": _example(probes)}
     shape = model.config.model_dump(include={"n_layer", "n_head", "n_kv_head", "d_model", "d_head"})
     about = about | shape | {"parameters": model.num_parameters()}
     return {"model": about, "probe": probe, "heads": heads, "summary": _summary(heads) | record["model"]}
@@ -121,11 +122,24 @@ def _uniform(seen: Observation) -> Observation:
     return replace(equal, lse_BHT=lse_BHT, out_BHTD=torch.full_like(seen.out_BHTD, math.nan))
 
 
+def _example(probes: Probes) -> list[int]:
+    """The first text, without BOS and padding."""
+    text, segment = probes.text, probes.segment
+    if probes.text_without_bos is not None:
+        text, segment = probes.text_without_bos, probes.segment_without_bos
+    return (text[0] if segment is None else text[0][segment[0] >= 0]).tolist()
+
+
 def _interval(model: GPT, probes: Probes, generator: torch.Generator) -> tuple[Scores, Scores]:
     """2.5 % and 97.5 % quantiles over resampled sequences; NaN for scores that are no mean over sequences."""
-    single = [score(model, probes.only(n))[0] for n in range(len(probes.text))]
+    single = [score(model, probes.only(n)) for n in range(len(probes.text))]
     drawn = torch.randint(len(single), (RESAMPLES, len(single)), generator=generator)
-    resampled = {name: torch.stack([one[name] for one in single])[drawn].mean(1) for name in single[0]}
+    resampled = {}
+    for name in single[0].queries:  # a text that is too short for a score has none
+        score_NLH = torch.stack([one.scores[name] for one in single])
+        queries_NLH = torch.stack([one.queries[name] for one in single])
+        sum_NLH = torch.where(queries_NLH == 0, 0.0, queries_NLH * score_NLH)
+        resampled[name] = sum_NLH[drawn].sum(1) / queries_NLH[drawn].sum(1)
     unknown = NOT_MEANS if len(single) > 1 else resampled  # of one sequence nothing can be resampled
     resampled |= {name: torch.full_like(resampled[name], math.nan) for name in unknown}
     bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)

@@ -22,10 +22,10 @@ def attention(model: GPT, tokens: Sequence[int]) -> Tensor:
 
     def collect(seen: Observation) -> None:
         s_BHTS = naive.scores(seen.q_BHTD, seen.k_BGSD, seen.scale, seen.window, seen.segment)
-        layers.append(naive.softmax(s_BHTS, seen.sink_H)[0][0])
+        layers.append(naive.softmax(s_BHTS, seen.sink_H)[0][0].cpu())
 
     with model.reading(), observe(model, collect):
-        model(torch.tensor([tokens]))
+        model(torch.tensor([tokens], device=model.device))
     return torch.stack(layers)
 
 

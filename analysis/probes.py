@@ -5,8 +5,9 @@ A probe is a forward pass of its own, in evaluation mode, on tokens drawn once f
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,17 +29,41 @@ Substitute = Callable[[Observation], Observation]
 
 @dataclass(frozen=True)
 class Probes:
-    """Token ids of text, and of `[BOS] + block x 2` by block length, short and long."""
+    """Token ids of text, and of `[BOS] + block x 2` by block length, short and long.
+
+    Where texts are whole documents, one a row, `segment` is 0 or more there and -1 in the padding behind.
+    """
 
     text: Tensor
     text_without_bos: Tensor | None  # None where the data have no BOS: `text` is without it then
     repeats: dict[int, Tensor]
+    segment: Tensor | None = None
+    segment_without_bos: Tensor | None = None
 
     def only(self, n: int) -> "Probes":
         """The n-th sequence of each."""
-        without = self.text_without_bos
         repeats = {length: tokens[n : n + 1] for length, tokens in self.repeats.items()}
-        return Probes(self.text[n : n + 1], None if without is None else without[n : n + 1], repeats)
+        parts = {name: part[n : n + 1] for name, part in vars(self).items() if isinstance(part, Tensor)}
+        return replace(self, repeats=repeats, **parts)
+
+
+class Scored(NamedTuple):
+    """All statistics of all heads, and the losses: on the CPU, wherever the model is."""
+
+    scores: Scores
+    queries: Scores  # how many a score is the mean over, 1 where it is no such mean; none of headlines
+    losses_BT: Tensor  # of the text
+    repeat_losses_BT: Tensor  # of the longer repeat probe
+    skipped: int  # rows of the text that saw nothing, over layers and heads
+
+
+class Pass(NamedTuple):
+    """The same of one probe."""
+
+    scores: Scores
+    queries: Scores
+    losses_BT: Tensor
+    skipped: int
 
 
 def make_probes(source: Mixture, context_length: int, sequences: int, seed: int) -> Probes:
@@ -59,27 +84,26 @@ def make_probes(source: Mixture, context_length: int, sequences: int, seed: int)
         # Without BOS a token from outside the block holds place 0: the definitions count places from there.
         first = source.symbols[order[:, -1:]] if bos is None else torch.full((sequences, 1), bos)
         repeats[length] = torch.cat([first, block, block], dim=1)
-    text, _ = source.probe_text(sequences, context_length, bos is not None)
-    plain = None if bos is None else source.probe_text(sequences, context_length, False)[0]
-    return Probes(text, plain, repeats)
+    text, segment = source.probe_text(sequences, context_length, bos is not None)
+    plain, plain_segment = (
+        (None, None) if bos is None else source.probe_text(sequences, context_length, False)
+    )
+    return Probes(text, plain, repeats, segment, plain_segment)
 
 
-def score(
-    model: GPT, probes: Probes, substitute: Substitute = lambda seen: seen
-) -> tuple[Scores, Tensor, Tensor, int]:
-    """All statistics; losses on the text and on the longer repeat probe, B x T; how many rows saw nothing.
-
-    `substitute` replaces what the statistics see of a layer.
-    """
+def score(model: GPT, probes: Probes, substitute: Substitute = lambda seen: seen) -> Scored:
+    """All that the probes say; `substitute` replaces what the statistics see of a layer."""
+    look = partial(_pass, model, substitute)
     with model.reading():
-        scores, losses_BT, skipped = _pass(model, probes.text, "text", substitute)
+        text = look("text", probes.text, probes.segment)
+        passes = [text]
         if probes.text_without_bos is not None:
-            scores |= _pass(model, probes.text_without_bos, "text_without_bos", substitute)[0]
-        passes = [_pass(model, tokens, "repeat", substitute, s) for s, tokens in probes.repeats.items()]
-    (short, _, _), (long, repeat_losses_BT, _) = passes
-    for name in long:
-        scores |= {f"{name}_short": short[name], f"{name}_long": long[name]}
-    return headlines(scores), losses_BT, repeat_losses_BT, skipped
+            passes.append(look("text_without_bos", probes.text_without_bos, probes.segment_without_bos))
+        for end, (s, tokens_BT) in zip(("_short", "_long"), probes.repeats.items(), strict=True):
+            passes.append(look("repeat", tokens_BT, None, s, end))
+    scores = {name: score_LH for one in passes for name, score_LH in one.scores.items()}
+    queries = {name: queries_LH for one in passes for name, queries_LH in one.queries.items()}
+    return Scored(headlines(scores), queries, text.losses_BT, passes[-1].losses_BT, text.skipped)
 
 
 def headlines(scores: Scores) -> Scores:
@@ -93,14 +117,17 @@ def measure(model: GPT, probes: Probes, bos_trained: bool) -> dict[str, Any]:
 
     A number that is not finite becomes None and is counted, so that the record stays valid JSON.
     """
-    scores, losses_BT, repeat_losses_BT, skipped = score(model, probes)
+    scores, _, losses_BT, repeat_losses_BT, skipped = score(model, probes)
     s, T = max(probes.repeats), losses_BT.size(1)
     early, late = slice(T // 8, T // 4), slice(T - T // 8, T)
+    segment = torch.zeros_like(probes.text) if probes.segment is None else probes.segment
+    counted_BT = segment[:, 1:] >= 0  # padding is behind a document: where the target is none
+    early_loss, late_loss = (losses_BT[:, part][counted_BT[:, part]].mean() for part in (early, late))
     # Nothing says where the repeat begins: the first token of a block is left out, of both alike.
     behaviour = {
         "repeat_loss_1": repeat_losses_BT[:, 1:s].mean(),
         "repeat_loss_2": repeat_losses_BT[:, s + 1 :].mean(),
-        "icl_score": losses_BT[:, late].mean() - losses_BT[:, early].mean(),
+        "icl_score": late_loss - early_loss,
     }
     about = {
         "bos": probes.text_without_bos is not None,
@@ -137,11 +164,18 @@ def best(rows: Sequence[Sequence[float | None]]) -> tuple[float, str] | None:
 
 
 def _pass(
-    model: GPT, tokens_BT: Tensor, probe: str, substitute: Substitute, block_length: int | None = None
-) -> tuple[Scores, Tensor, int]:
-    """Scores of the statistics of one probe, the losses of its tokens, and how many rows saw nothing."""
+    model: GPT,
+    substitute: Substitute,
+    probe: str,
+    tokens_BT: Tensor,
+    segment_BT: Tensor | None,
+    block_length: int | None = None,
+    end: str = "",
+) -> Pass:
+    """The statistics of one probe by their names and `end`."""
     wanted = {name: function for name, (where, function) in REGISTRY.items() if where == probe}
-    found: dict[str, list[Tensor]] = {name: [] for name in wanted}
+    scores: dict[str, list[Tensor]] = {name: [] for name in wanted}
+    queries: dict[str, list[Tensor]] = {name: [] for name in wanted}
     skipped = 0
 
     def collect(seen: Observation) -> None:
@@ -150,16 +184,20 @@ def _pass(
         rows, H = rows_of(seen, block_length), seen.q_BHTD.size(1)
         skipped += int((~rows.sees_BHT).sum())
         for name, function in wanted.items():
+            rows.queries_H = torch.ones(H)
             value_H = function(rows)
             if value_H.shape != (H,):
                 got = tuple(value_H.shape)
                 raise ValueError(f"statistic {name!r} must return {H} numbers, one per head; got shape {got}")
-            found[name].append(value_H.double())
+            scores[name].append(value_H.cpu().double())  # not every device has float64
+            queries[name].append(rows.queries_H)
 
+    tokens_BT = tokens_BT.to(model.device)
     with observe(model, collect):
-        logits_BTV = model(tokens_BT)
+        logits_BTV = model(tokens_BT, segment_BT=None if segment_BT is None else segment_BT.to(model.device))
     losses_BT = F.cross_entropy(logits_BTV[:, :-1].mT, tokens_BT[:, 1:], reduction="none")
-    return {name: torch.stack(layers) for name, layers in found.items()}, losses_BT, skipped
+    scored, over = ({name + end: torch.stack(x) for name, x in kept.items()} for kept in (scores, queries))
+    return Pass(scored, over, losses_BT.cpu(), skipped)
 
 
 def plain(value: Any) -> Any:

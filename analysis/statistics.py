@@ -30,7 +30,8 @@ def sink(rows: Rows) -> Tensor:
 def sink_rate(rows: Rows) -> Tensor:
     """Share of sequences whose mean `A[i,0]` over the first 64 rows exceeds 0.3 (Gu et al. 2024)."""
     mass_BH = rows.mean(rows.weight(0 * rows.i), only=rows.i < 64, axes=2)
-    return torch.where(mass_BH.isnan(), mass_BH, (mass_BH > 0.3).double()).mean(0)
+    sees_B = rows.sees_BHT[:, 0, :64].any(-1).cpu()  # NaN elsewhere is a fault, and must show as one
+    return torch.where(mass_BH.isnan(), mass_BH, (mass_BH > 0.3).double())[sees_B].mean(0)
 
 
 def largest_at(rows: Rows, offset: int) -> Tensor:

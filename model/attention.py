@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,10 @@ class CausalSelfAttention(nn.Module):
 
     `sink`: a logit per head in the denominator of the softmax, 0 (Miller 2023) or learned (gpt-oss 2025),
     gives weight a place to go. `gate`: a head's output times `sigmoid(W_gate x)` of the query's token, one
-    number a head (Qiu et al. 2025, 2505.06708).
+    number a head (Qiu et al. 2025, 2505.06708). `qk` tied: keys are the queries (Kitaev et al. 2020,
+    2001.04451, there with keys of norm 1). `value` key: values are the keys before `qk_norm` and rotation.
+    Identity: `x` itself, split into heads, as in the simplified blocks of He and Hofmann 2023 (2311.01906).
+    A matrix that is not used is None.
 
     `observers` get an `Observation` of every forward pass; `analysis.capture.observe` adds and removes them.
     `heads` sees the heads' outputs side by side, `B x T x (H D)`, before `W_o` mixes them: hook there to
@@ -50,9 +54,13 @@ class CausalSelfAttention(nn.Module):
         self.layer, self.d_head, self.qk_norm = layer, config.d_head, config.qk_norm
         self.dropout = config.dropout
         self.backend = choose(config.backend, config.dropout, config.context_length)
-        self.scale = (config.qk_gain or 1.0) ** 2 * config.d_head**-0.5
+        power = {"sqrt": -0.5, "none": 0.0, "linear": -1.0}[config.scale]
+        self.scale = (config.qk_gain or 1.0) ** 2 * config.d_head**power
+        self.window, self.values_are_keys = config.window, config.value == "key"
         C, H_D, G_D = config.d_model, config.n_head * config.d_head, config.n_kv_head * config.d_head
-        self.W_q, self.W_k, self.W_v = (Linear(C, width, config.bias) for width in (H_D, G_D, G_D))
+        self.W_q = Linear(C, H_D, config.bias) if config.qk != "identity" else None
+        self.W_k = Linear(C, G_D, config.bias) if config.qk == "separate" else None
+        self.W_v = Linear(C, G_D, config.bias) if config.value == "project" else None
         self.W_o = Linear(H_D, C, config.bias)
         theta = config.rope_theta  # None with learned positions
         self.rotary = Rotary(config.d_head, config.context_length, theta) if theta else None
@@ -65,11 +73,15 @@ class CausalSelfAttention(nn.Module):
         self.heads = nn.Identity()
         self.observers: list[Callable[[Observation], None]] = []
 
-    def forward(self, x_BTC: Tensor, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x_BTC: Tensor, cache: LayerCache | None = None, segment_BT: Tensor | None = None
+    ) -> Tensor:
         """Attention output `B x T x C`, before the residual sum; `cache` has the places before these."""
         # Kernels run in float32 whatever the linear layers use: PyTorch's CPU kernel is slower in bfloat16,
         # and the statistics are computed from exactly these tensors.
-        q_BHTD, k_BGSD, v_BGSD = (self._split(W(x_BTC)).float() for W in (self.W_q, self.W_k, self.W_v))
+        q_BHTD = self._heads(self.W_q, x_BTC)
+        k_BGSD = q_BHTD if self.W_k is None else self._heads(self.W_k, x_BTC)
+        v_BGSD = k_BGSD if self.values_are_keys else self._heads(self.W_v, x_BTC)
         if self.qk_norm:
             q_BHTD, k_BGSD = (F.rms_norm(x, (self.d_head,)) for x in (q_BHTD, k_BGSD))
         if cache is not None:
@@ -77,7 +89,8 @@ class CausalSelfAttention(nn.Module):
         if self.rotary is not None:
             first = k_BGSD.size(2) - q_BHTD.size(2)
             q_BHTD, k_BGSD = self.rotary(q_BHTD, first), self.rotary(k_BGSD)
-        options = {"scale": self.scale, "sink_H": self.sink_H}
+        options: dict[str, Any] = {"scale": self.scale, "window": self.window}
+        options |= {"sink_H": self.sink_H, "segment": segment_BT}
         dropout_p = self.dropout if self.training else 0.0
         attend, wants_lse = BACKENDS[self.backend], bool(self.observers)
         out_BHTD, lse_BHT = attend(
@@ -90,5 +103,6 @@ class CausalSelfAttention(nn.Module):
             observer(Observation(*seen, W_o=self.W_o.weight, **options))
         return self.W_o(self.heads(out_BHTD.transpose(1, 2).flatten(2)))
 
-    def _split(self, x_BTC: Tensor) -> Tensor:
-        return x_BTC.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
+    def _heads(self, W: Linear | None, x_BTC: Tensor) -> Tensor:
+        projected = x_BTC if W is None else W(x_BTC)
+        return projected.unflatten(-1, (-1, self.d_head)).transpose(1, 2).float()

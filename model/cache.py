@@ -12,11 +12,11 @@ class LayerCache:
     Keys are kept as they are before rotary positions turn them: a place is a place within the cache.
     """
 
-    def __init__(self, config: ModelConfig, batch: int):
+    def __init__(self, config: ModelConfig, batch: int, device: torch.device | None = None):
         assert config.n_kv_head is not None
         assert config.d_head is not None
         shape = (batch, config.n_kv_head, config.context_length, config.d_head)
-        self.k_BGSD, self.v_BGSD = torch.empty(shape), torch.empty(shape)
+        self.k_BGSD, self.v_BGSD = (torch.empty(shape, device=device) for _ in range(2))
         self.length = 0
 
     def extend(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,12 +30,12 @@ class LayerCache:
 class KVCache:
     """An empty cache for `batch` sequences, for `model(tokens_BT, cache)` without gradients.
 
-    In float32 the logits equal those of the whole text at once to 1e-5. With bfloat16 linear layers they
-    equal them to the rounding of those layers: one row and many may be summed in another order.
+    On `device`, the model's. In float32 the logits equal those of the whole text at once to 1e-5; with other
+    linear layers to the rounding of those: one row and many may be summed in another order.
     """
 
-    def __init__(self, config: ModelConfig, batch: int = 1):
-        self.layers = [LayerCache(config, batch) for _ in range(config.n_layer)]
+    def __init__(self, config: ModelConfig, batch: int = 1, device: torch.device | None = None):
+        self.layers = [LayerCache(config, batch, device) for _ in range(config.n_layer)]
 
     @property
     def length(self) -> int:

@@ -61,14 +61,15 @@ def generate(
     window, context_length = [*start, *prompt], model.config.context_length
     if not window:
         raise UserError("an empty prompt needs a model with BOS: give a prompt, or train with data.bos true")
-    memory = KVCache(model.config) if cache else None
+    memory = KVCache(model.config, device=model.device) if cache else None
     for _ in range(count):
         if len(window) > context_length:
             window = [*start, *window[-(context_length // 2) :]]
             if memory:
                 memory.clear()
         with model.reading():
-            logits_V = model(torch.tensor([window[memory.length if memory else 0 :]]), memory)[0, -1]
+            unread = window[memory.length if memory else 0 :]
+            logits_V = model(torch.tensor([unread], device=model.device), memory)[0, -1].cpu()
         if bos is not None:
             logits_V[bos] = -torch.inf
         p_V = distribution(logits_V, temperature, top_k, top_p)

@@ -15,18 +15,25 @@ from model.layers import Linear, make_norm
 
 
 class MLP(nn.Module):
-    """`W_out act(W_in x)`; relu2 is the squared ReLU of So et al. 2021 (2109.08668)."""
+    """`W_out act(W_in x)`; relu2 is the squared ReLU of So et al. 2021 (2109.08668).
+
+    swiglu: `W_out (silu(W_gate x) * W_in x)`, three matrices (Shazeer 2020, 2002.05202).
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         assert config.d_mlp
         self.W_in = Linear(config.d_model, config.d_mlp, config.bias)
         self.W_out = Linear(config.d_mlp, config.d_model, config.bias)
+        gated = config.mlp == "swiglu"
+        self.W_gate = Linear(config.d_model, config.d_mlp, config.bias) if gated else None
         self.squared_relu = config.mlp == "relu2"
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """`B x T x C` to `B x T x C`."""
         hidden = self.W_in(x_BTC)
+        if self.W_gate is not None:
+            return self.W_out(F.silu(self.W_gate(x_BTC)) * hidden)
         return self.W_out(F.relu(hidden).square() if self.squared_relu else F.gelu(hidden))
 
 
@@ -41,14 +48,19 @@ class Block(nn.Module):
         if self.has_mlp:
             self.mlp_norm, self.mlp = make_norm(config), MLP(config)
 
-    def forward(self, x_BTC: Tensor, cache: LayerCache | None = None) -> Tensor:
+    def forward(
+        self, x_BTC: Tensor, cache: LayerCache | None = None, segment_BT: Tensor | None = None
+    ) -> Tensor:
         """The residual stream after this block."""
-        x_BTC = x_BTC + self.dropout(self.attention(self.attention_norm(x_BTC), cache))
+        x_BTC = x_BTC + self.dropout(self.attention(self.attention_norm(x_BTC), cache, segment_BT))
         return x_BTC + self.dropout(self.mlp(self.mlp_norm(x_BTC))) if self.has_mlp else x_BTC
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer; `generator` draws the initial weights, one of seed 0 by default."""
+    """A decoder-only transformer; `generator` draws the initial weights, one of seed 0 by default.
+
+    They are drawn on the CPU, the same for every device that the model is moved to.
+    """
 
     def __init__(self, config: ModelConfig, vocab_size: int, generator: torch.Generator | None = None):
         super().__init__()
@@ -64,8 +76,14 @@ class GPT(nn.Module):
             self.head.weight = self.token_embedding.weight
         self._initialise(generator or torch.Generator().manual_seed(0))
 
-    def forward(self, tokens_BT: Tensor, cache: KVCache | None = None) -> Tensor:
-        """Next-token logits `B x T x V`, float32; the tokens go on from those in `cache` and join them."""
+    def forward(
+        self, tokens_BT: Tensor, cache: KVCache | None = None, segment_BT: Tensor | None = None
+    ) -> Tensor:
+        """Next-token logits `B x T x V`, float32; the tokens go on from those in `cache` and join them.
+
+        `segment_BT`, for whole texts without a cache: the document of each token, -1 for padding. Attention
+        stays inside a document; learned positions count from the start of the row all the same.
+        """
         x_BTC = self.token_embedding(tokens_BT)
         if self.position_embedding is not None:
             first = cache.length if cache else 0
@@ -75,9 +93,14 @@ class GPT(nn.Module):
         x_BTC = self.dropout(x_BTC)
         layers = cache.layers if cache else [None] * len(self.blocks)
         for block, layer in zip(self.blocks, layers, strict=True):
-            x_BTC = block(x_BTC, layer)
+            x_BTC = block(x_BTC, layer, segment_BT)
         logits_BTV, cap = self.head(self.final_norm(x_BTC)).float(), self.config.logit_softcap
         return cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.token_embedding.weight.device
 
     def attentions(self) -> list[CausalSelfAttention]:
         """The attention of each layer, in order."""
@@ -93,6 +116,19 @@ class GPT(nn.Module):
     def num_parameters(self) -> int:
         """All trained numbers, a tied head counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+    def flops_per_token(self) -> float:
+        """Of training: `6 N + 12 L H D keys`, forward and backward, a multiplication and a sum being two.
+
+        N parameters without input and position embeddings, the head included; `keys` is how many a query sees
+        on average, its own counted half: T / 2 in a full context, w - w^2 / (2 T) with a window w.
+        """
+        c, N = self.config, self.num_parameters()
+        assert c.d_head is not None
+        N -= 0 if self.position_embedding is None else self.position_embedding.weight.numel()
+        N -= 0 if c.tie_embeddings else self.token_embedding.weight.numel()
+        w, T = c.window or c.context_length, c.context_length
+        return 6 * N + 12 * c.n_layer * c.n_head * c.d_head * (w - w**2 / (2 * T))
 
     @contextmanager
     def reading(self) -> Iterator[None]:

@@ -17,13 +17,17 @@ from tests.model.definition import Attention, attention
 
 @dataclass(frozen=True)
 class Layer:
-    """What enters the attention kernel of one layer; `options` are scale, window, sink_H and segment."""
+    """What enters the attention kernel of one layer; `options` are scale, window, sink_H and segment.
+
+    `gate_BHT`: a factor on what a head gives.
+    """
 
     q_BHTD: Tensor
     k_BGSD: Tensor
     v_BGSD: Tensor
     W_o: Tensor
     options: dict[str, Any] = field(default_factory=dict)
+    gate_BHT: Tensor | None = None
 
     def seen(self, backend: str) -> Observation:
         """What an observer gets to see of it."""
@@ -49,10 +53,12 @@ def scores(layer: Layer, block_length: int) -> dict[str, Tensor]:
     outcomes_BT = a.seen_BTS.sum(-1) + ("sink_H" in layer.options)
 
     def mean(value: Callable[[int, int], Any], first: int, counted_BT: Tensor = alive_BT) -> Tensor:
-        """Mean of `value(sequence, query)`, H numbers each, over the queries from `first` on that count."""
-        return torch.stack([value(b, i) for b in range(B) for i in range(first, T) if counted_BT[b, i]]).mean(
-            0
-        )
+        """Mean of `value(sequence, query)`, H numbers each, over the queries from `first` on that count.
+
+        NaN where none does.
+        """
+        counted = [value(b, i) for b in range(B) for i in range(first, T) if counted_BT[b, i]]
+        return torch.stack(counted).mean(0) if counted else torch.full((H,), torch.nan)
 
     def stripes(shift: int) -> Tensor:
         """A query of block n, `n s + 1 ... (n + 1) s`, on its place in earlier blocks, moved by `shift`."""
@@ -71,9 +77,11 @@ def scores(layer: Layer, block_length: int) -> dict[str, Tensor]:
         return mean(holds, distance + 1)
 
     entropy_BHT, first_BHT = entropy(a), A[..., 0]
-    of_sample = [first_BHT[b, :, :64][:, alive_BT[b, :64]].mean(-1) for b in range(B)]
+    alive = [b for b in range(B) if alive_BT[b, :64].any()]
+    of_sample = [first_BHT[b, :, :64][:, alive_BT[b, :64]].mean(-1) for b in alive]
     W_HCD = torch.stack(layer.W_o.double().chunk(H, dim=1))
-    added_BHTC = torch.einsum("hcd,bhtd->bhtc", W_HCD, a.out_BHTD)
+    out_BHTD = a.out_BHTD if layer.gate_BHT is None else layer.gate_BHT[..., None] * a.out_BHTD
+    added_BHTC = torch.einsum("hcd,bhtd->bhtc", W_HCD, out_BHTD)
     norm_H = mean(lambda b, i: added_BHTC[b, :, i].norm(dim=-1), 0)
     several_BT = alive_BT & (outcomes_BT > 1)
     return {

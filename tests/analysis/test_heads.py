@@ -106,6 +106,36 @@ def test_nulls_of_equal_scores_are_the_closed_forms() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("w", [1, 3, 40])
+def test_nulls_with_a_window_are_those_of_the_keys_in_it(w: int, backend: str) -> None:
+    """`A = 1 / min(i + 1, w)` within the window, so nothing on key 0 from query w on."""
+
+    def mean(first: int, distance: int) -> float:
+        rows = range(first, T)
+        return sum((distance < w) / min(i + 1, w) for i in rows) / len(rows)
+
+    null = described(small(window=w, backend=backend))["heads"][0]["null"]
+    uniform = {name: scores["uniform"] for name, scores in null.items()}
+    expected = {"previous": mean(2, 1), "previous2": mean(3, 2), "current": mean(1, 0), "max_logit": 0.0}
+    expected["sink"] = sum(1 / (i + 1) for i in range(4, w)) / (T - 4)
+    expected["duplicate_long"] = sum((w > 31) / min(i + 1, w) for i in range(32, 63)) / 31
+    expected["induction_short"] = sum((w > 14) / min(i + 1, w) for i in range(16, 31)) / 15
+    expected["entropy"] = sum(math.log(min(i + 1, w)) for i in range(1, T)) / (T - 1)
+    assert {name: uniform[name] for name in expected} == pytest.approx(expected, abs=1e-5)
+    assert uniform["entropy_normalized"] == (None if w == 1 else pytest.approx(1.0, abs=1e-5))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("qk", ["tied", "identity"])
+def test_nulls_do_not_hang_on_where_queries_and_keys_come_from(qk: str, backend: str) -> None:
+    keys = {"n_kv_head": 4, "backend": backend, "seed": 3}
+    one, other = (described(small(**keys, **c))["heads"] for c in ({}, {"qk": qk, "value": "key"}))
+    for a, b in zip(one, other, strict=True):
+        for name, null in a["null"].items():
+            assert b["null"][name]["uniform"] == pytest.approx(null["uniform"], abs=1e-5), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_nulls_count_a_sink_as_one_more_place(backend: str) -> None:
     model = small(sink="learned", backend=backend)
     with torch.no_grad():

@@ -16,7 +16,13 @@ from tests.model.models import VOCAB, build_random, tokens
 
 WORDS = train_bpe(["Cassius spoke, and then the Brutus answered", " the the"] * 3, 280, bos=True)
 CHARACTERS = CharTokenizer("abcdefgh \n", bos=True)
-KINDS = {"grouped": {}, "zero sink": {"sink": "zero"}, "sink and gate": {"sink": "learned", "gate": True}}
+KINDS = {
+    "grouped": {},
+    "zero sink": {"sink": "zero"},
+    "sink and gate": {"sink": "learned", "gate": True},
+    "window": {"window": 5, "scale": "none", "value": "key"},
+    "identities": {"qk": "identity", "value": "identity", "n_kv_head": 4},
+}
 
 
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
@@ -29,7 +35,9 @@ def test_weights_are_those_of_the_definition_in_float64_on_every_backend(changes
     A_LHTT = patterns.attention(model, text[0].tolist())
     assert A_LHTT.shape == (2, 4, 20, 20)
     for layer, A_HTT in zip(seen, A_LHTT, strict=True):
-        exact = attention(layer.q_BHTD, layer.k_BGSD, layer.k_BGSD, scale=layer.scale, **sink_of(layer))
+        exact = attention(
+            layer.q_BHTD, layer.k_BGSD, layer.k_BGSD, scale=layer.scale, window=layer.window, **sink_of(layer)
+        )
         torch.testing.assert_close(A_HTT.double(), exact.A_BHTS[0], atol=2e-6, rtol=0)
         missing_HT = exact.a_BHT[0] if layer.sink_H is not None else torch.zeros(4, 20).double()
         torch.testing.assert_close(

@@ -1,10 +1,13 @@
-"""Attention by its definition, in float64 and with gradients: shares no code with any backend."""
+"""Attention by its definition, in float64 and with gradients: shares no code with the model."""
 
+import math
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from configs.schema import Model
 
 
 class Attention(NamedTuple):
@@ -67,3 +70,61 @@ def attention(
     A, a = terms / total, (sink_term / total).where(alive_B1T1, 0).squeeze(-1)
     out = torch.einsum("bgrts,bgsd->bgrtd", A.unflatten(1, (G, H // G)), v_BGSD.double()).flatten(1, 2)
     return Attention(out, lse, A, s, a, seen_BTS)
+
+
+def rms_normed(x: Tensor) -> Tensor:
+    return x / x.square().mean(-1, keepdim=True).sqrt()
+
+
+def turned(x_BHTD: Tensor, theta: float) -> Tensor:
+    """Feature f and feature f + D/2 as one complex number, turned by `t theta^(-2 f / D)`."""
+    T, D = x_BHTD.shape[-2:]
+    angle_TF = torch.outer(torch.arange(T).double(), theta ** (-2 * torch.arange(D // 2).double() / D))
+    z = torch.complex(x_BHTD[..., : D // 2], x_BHTD[..., D // 2 :]) * torch.exp(1j * angle_TF)
+    return torch.cat([z.real, z.imag], dim=-1)
+
+
+class WholeLayer(NamedTuple):
+    """What an attention layer adds to the residual stream, and what entered its softmax."""
+
+    out_BTC: Tensor
+    q_BHTD: Tensor
+    k_BGSD: Tensor
+    v_BGSD: Tensor
+    options: dict[str, Any]
+    gate_BHT: Tensor | None
+
+
+def attention_layer(
+    c: Model, weights: dict[str, Tensor], x_BTC: Tensor, segment: Tensor | None = None
+) -> WholeLayer:
+    """A layer on what it reads, from its configuration and its float64 weights by their names."""
+    D = c.d_head
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+
+    def heads(name: str | None) -> Tensor:
+        return torch.stack((linear(name, x_BTC) if name else x_BTC).split(D, dim=-1), dim=1)
+
+    q_from = None if c.qk == "identity" else "W_q"
+    k_from = "W_k" if c.qk == "separate" else q_from
+    v_from = {"project": "W_v", "key": k_from, "identity": None}[c.value]
+    q, k, v = heads(q_from), heads(k_from), heads(v_from)
+    if c.qk_norm:
+        q, k = c.qk_gain * rms_normed(q), c.qk_gain * rms_normed(k)
+    if c.position == "rotary":
+        q, k = turned(q, c.rope_theta), turned(k, c.rope_theta)
+    options: dict[str, Any] = {"scale": {"sqrt": 1 / math.sqrt(D), "none": 1.0, "linear": 1 / D}[c.scale]}
+    if c.window is not None:
+        options["window"] = c.window
+    if c.sink != "none":
+        options["sink_H"] = weights["sink_H"] if c.sink == "learned" else torch.zeros(c.n_head).double()
+    if segment is not None:
+        options["segment"] = segment
+    out_BHTD, gate_BHT = attention(q, k, v, **options).out_BHTD, None
+    if c.gate:
+        gate_BHT = 1 / (1 + torch.exp(-linear("W_gate", x_BTC).mT))
+        out_BHTD = gate_BHT[..., None] * out_BHTD
+    out_BTC = linear("W_o", torch.cat(list(out_BHTD.unbind(1)), dim=-1))
+    return WholeLayer(out_BTC, q, k, v, options, gate_BHT)

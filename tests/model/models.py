@@ -29,6 +29,15 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "grouped": {"norm": "rmsnorm", "n_kv_head": 2, "d_mlp": 20, "rope_theta": 100.0},
     "gated": {"n_kv_head": 2, "sink": "learned", "gate": True},
+    "studied": {
+        "qk": "tied",
+        "value": "key",
+        "scale": "linear",
+        "mlp": "swiglu",
+        "window": 9,
+        "sink": "zero",
+    },
+    "bare": {"qk": "identity", "value": "identity", "scale": "none", "mlp": "swiglu", "norm": "rmsnorm"},
     "attention only": {"position": "learned", "mlp": "none", "n_kv_head": 1, "d_head": 5, "qk_norm": True},
 }
 

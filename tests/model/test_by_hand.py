@@ -7,19 +7,8 @@ import torch
 from torch import Tensor
 
 from model.transformer import GPT
-from tests.model.definition import attention
+from tests.model.definition import attention_layer, rms_normed
 from tests.model.models import KINDS, build_random, tokens
-
-
-def rms_normed(x: Tensor) -> Tensor:
-    return x / x.square().mean(-1, keepdim=True).sqrt()
-
-
-def turned(x_BHTD: Tensor, theta: float) -> Tensor:
-    T, D = x_BHTD.shape[-2:]
-    angle_TF = torch.outer(torch.arange(T).double(), theta ** (-2 * torch.arange(D // 2).double() / D))
-    z = torch.complex(x_BHTD[..., : D // 2], x_BHTD[..., D // 2 :]) * torch.exp(1j * angle_TF)
-    return torch.cat([z.real, z.imag], dim=-1)
 
 
 class ByHand:
@@ -41,21 +30,14 @@ class ByHand:
         return x * self.weights.get(f"{name}.weight", 1.0) + self.weights.get(f"{name}.bias", 0.0)
 
     def attend(self, x_BTC: Tensor, name: str) -> Tensor:
-        D = self.c.d_head
-        q, k, v = (self.linear(x_BTC, f"{name}.{W}") for W in ("W_q", "W_k", "W_v"))
-        q, k, v = (torch.stack(x.split(D, dim=-1), dim=1) for x in (q, k, v))
-        if self.c.qk_norm:
-            q, k = (self.c.qk_gain * rms_normed(x) for x in (q, k))
-        if self.c.position == "rotary":
-            q, k = (turned(x, self.c.rope_theta) for x in (q, k))
-        sink_H = self.weights.get(f"{name}.sink_H")
-        out_BHTD = attention(q, k, v, scale=1 / math.sqrt(D), sink_H=sink_H).out_BHTD
-        if self.c.gate:
-            out_BHTD = torch.sigmoid(self.linear(x_BTC, f"{name}.W_gate")).mT[..., None] * out_BHTD
-        return self.linear(torch.cat(list(out_BHTD.unbind(1)), dim=-1), f"{name}.W_o")
+        own = {key.removeprefix(f"{name}."): x for key, x in self.weights.items() if key.startswith(name)}
+        return attention_layer(self.c, own, x_BTC).out_BTC
 
     def mlp(self, x_BTC: Tensor, name: str) -> Tensor:
         hidden = self.linear(x_BTC, f"{name}.W_in")
+        if self.c.mlp == "swiglu":
+            gate = self.linear(x_BTC, f"{name}.W_gate")
+            return self.linear(hidden * gate / (1 + torch.exp(-gate)), f"{name}.W_out")
         gelu = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
         return self.linear(gelu if self.c.mlp == "gelu" else hidden.clamp(min=0) ** 2, f"{name}.W_out")
 

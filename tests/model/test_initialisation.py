@@ -19,9 +19,16 @@ def assert_normal(x: Tensor, std: float, name: str) -> None:
     assert abs(x.std().item() - std) <= 5 * std / math.sqrt(2 * n), name
 
 
-def test_gpt2_draws_everything_from_one_width_but_the_residual_projections() -> None:
+STUDIED = [
+    {"qk": "tied", "value": "key", "mlp": "swiglu"},
+    {"qk": "identity", "value": "identity", "mlp": "swiglu"},
+]
+
+
+@pytest.mark.parametrize("changes", [{}, *STUDIED])
+def test_gpt2_draws_everything_from_one_width_but_the_residual_projections(changes: dict) -> None:
     """Radford et al. 2019: 0.02, and 0.02 / sqrt(2 L) for what is added to the residual stream."""
-    model = build("gpt2", **WIDE, sink="learned", gate=True)
+    model = build("gpt2", **WIDE, **changes, sink="learned", gate=True)
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "sink_H")):
             assert (parameter == 0).all(), name
@@ -32,7 +39,9 @@ def test_gpt2_draws_everything_from_one_width_but_the_residual_projections() -> 
             assert_normal(parameter, 0.02 / math.sqrt(6) if residual else 0.02, name)
 
 
-@pytest.mark.parametrize("changes", [{}, {"position": "learned", "norm": "layernorm", "mlp": "gelu"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"position": "learned", "norm": "layernorm", "mlp": "gelu"}, *STUDIED]
+)
 def test_zero_residual_draws_by_fan_in_and_starts_every_branch_at_zero(changes: dict) -> None:
     model = build("modern", **WIDE, **changes, sink="learned", gate=True)
     for name, parameter in model.named_parameters():

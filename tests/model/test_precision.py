@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model.layers import Linear
+from model.layers import PRECISIONS, Linear
 from tests.model.definition import attention
 from tests.model.models import KINDS, build_random, tokens
 from tests.model.test_transformer import observations
@@ -29,14 +29,17 @@ def test_a_bf16_layer_is_off_by_the_rounding_of_inputs_weights_and_output(bias: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bf16_model_stays_near_the_float32_one(kind: str) -> None:
+@pytest.mark.parametrize(("precision", "rounding"), [("bf16", ROUNDING), ("fp16", 2.0**-11)])
+def test_a_model_in_half_precision_stays_near_the_float32_one(
+    kind: str, precision: str, rounding: float
+) -> None:
     """Three independent roundings in each of the 4 L + 1 linear layers that a token passes."""
     model = build_random(kind)
     exact = model(tokens(4, 32))
-    rounded = model.compute_in(torch.bfloat16)(tokens(4, 32))
+    rounded = model.compute_in(PRECISIONS[precision])(tokens(4, 32))
     assert rounded.dtype == torch.float32
     error = ((rounded - exact).norm() / exact.norm()).item()
-    assert 0 < error < ROUNDING * (3 * (4 * model.config.n_layer + 1)) ** 0.5
+    assert 0 < error < rounding * (3 * (4 * model.config.n_layer + 1)) ** 0.5
     assert torch.equal(model.compute_in(torch.float32)(tokens(4, 32)), exact)
 
 

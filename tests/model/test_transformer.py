@@ -80,9 +80,11 @@ def test_number_of_parameters(kind: str, bias: bool) -> None:
     c = model.config
     L, C, D, H, G, V = c.n_layer, c.d_model, c.d_head, c.n_head, c.n_kv_head, VOCAB
     norm = C * c.norm_gain * (1 + (bias and c.norm == "layernorm"))
-    attention = 2 * C * H * D + 2 * C * G * D + bias * (H * D + 2 * G * D + C)
+    made = [H * D] * (c.qk != "identity") + [G * D] * (c.qk == "separate") + [G * D] * (c.value == "project")
+    attention = sum((C + bias) * width for width in made) + H * D * C + bias * C
     attention += H * (c.sink == "learned") + C * H * c.gate
-    mlp = 0 if c.mlp == "none" else 2 * C * c.d_mlp + bias * (c.d_mlp + C) + norm
+    hidden = 1 + (c.mlp == "swiglu")
+    mlp = 0 if c.mlp == "none" else (hidden + 1) * C * c.d_mlp + bias * (hidden * c.d_mlp + C) + norm
     places = c.context_length * C * (c.position == "learned")
     expected = V * C * (1 if c.tie_embeddings else 2) + places + L * (attention + norm + mlp) + norm
     assert sum(p.numel() for p in model.parameters()) == model.num_parameters() == expected

@@ -94,6 +94,8 @@ def test_muon_leaves_a_parameter_without_gradient_where_it_is():
         {"bias": True, "position": "learned", "tie_embeddings": True},
         {"mlp": "none", "norm": "rmsnorm", "norm_gain": False},
         {"n_kv_head": 1, "qk_norm": True},
+        {"qk": "tied", "value": "key", "mlp": "swiglu", "sink": "learned", "gate": True},
+        {"qk": "identity", "value": "identity", "mlp": "swiglu", "bias": True},
     ],
     ids=str,
 )
