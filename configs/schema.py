@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, mod
 from pydantic import Field as Key
 
 Source = Literal["shakespeare", "text", "hf", "repeats", "backcopy"]
-TEXTS: set[Source] = {"shakespeare", "text"}
+WHOLE: set[Source] = {"shakespeare", "text"}  # texts that are read whole
+TEXTS: set[Source] = {*WHOLE, "hf"}
 Encoding = Literal["gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base"]
 HUB: dict[str, dict[str, str]] = {  # short names of `data.name`
     "tinystories": {"name": "roneneldan/TinyStories"},
@@ -130,7 +131,7 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Data":
-        text, hf, whole = "text" in self.sources, "hf" in self.sources, TEXTS.intersection(self.sources)
+        text, hf, whole = "text" in self.sources, "hf" in self.sources, WHOLE.intersection(self.sources)
         if hf and whole:
             raise ValueError(f"sources hf and {whole.pop()} cannot be mixed: a run has one text")
         self._fill("path", None, text or hf, "data.source text or hf")

@@ -3,7 +3,7 @@
 import torch
 
 from configs import UserError
-from configs.schema import TEXTS, Config
+from configs.schema import WHOLE, Config
 from configs.schema import Data as DataConfig
 from data.corpora import load_text
 from data.documents import Documents
@@ -29,7 +29,7 @@ def load_source(config: Config, tokenizer: Tokenizer | None = None) -> Mixture:
         folder = prepared(data, T, tokenizer)
         tokenizer = load_tokenizer(folder / "tokenizer.json")
         sources["hf"] = Documents(folder, data, T, seed)
-    texts = {name: load_text(name, data.path) for name in data.sources if name in TEXTS}
+    texts = {name: load_text(name, data.path) for name in data.sources if name in WHOLE}
     tokenizer = tokenizer or make_tokenizer(data, list(texts.values()))
     for name, text in texts.items():
         sources[name] = Documents(prepared_text(data, T, text, tokenizer), data, T, seed)
