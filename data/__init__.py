@@ -6,22 +6,23 @@ from configs.schema import TEXTS, Config
 from data.corpora import load_text
 from data.mixture import Mixture, Source
 from data.sources import Text
-from data.synthetic import ALPHABET, Backcopy, Repeats
-from data.tokenizers import make_tokenizer
+from data.synthetic import Backcopy, Repeats
+from data.tokenizers import ALPHABET, Tokenizer, make_tokenizer
 from data.tokens import prepare
 
 SYNTHETIC = {source.name: source for source in (Repeats, Backcopy)}
 
 
-def load_source(config: Config) -> Mixture:
+def load_source(config: Config, tokenizer: Tokenizer | None = None) -> Mixture:
     """The configured batches; raises `UserError` before anything is written.
 
-    One tokenizer serves all sources. Synthetic ones draw from the symbols that occur in the text, if any.
+    One tokenizer serves all sources; without one given it is made from the data. Synthetic ones draw from the
+    symbols that occur in the text, if any.
     """
     data, T, seed = config.data, config.model.context_length, config.run.seed
     texts = {name: load_text(name, data.path) for name in data.sources if name in TEXTS}
     characters = "".join(sorted({*"".join(texts.values())})) if texts else ALPHABET
-    tokenizer = make_tokenizer(data.tokenizer, data.bos, characters)
+    tokenizer = tokenizer or make_tokenizer(data.tokenizer, data.bos, characters)
     sources: dict[str, Source] = {
         name: Text(prepare(data, name, text, tokenizer, T), T, seed) for name, text in texts.items()
     }

@@ -51,7 +51,8 @@ class Mixture:
             self.sources[name].windows(phase.given[name] + (step - 1 - phase.begin) * count, count)
             for name, count in phase.counts.items()
         ]
-        return Batch(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        inputs, targets = (torch.cat(tensors) for tensors in list(zip(*parts, strict=True))[:2])
+        return Batch(inputs, targets)
 
     def describe(self, steps: int) -> list[str]:
         """A line for each source and, where they are mixed, for each stage of a run of so many steps."""

@@ -65,7 +65,7 @@ class Text:
         chosen = [i * len(starts) // count for i in range(count)]
         for first in range(0, count, batch_size):
             group = chosen[first : first + batch_size]
-            inputs_BT, targets_BT = self._window(self.tokens.val, [starts[i] for i in group])
+            inputs_BT, targets_BT, _ = self._window(self.tokens.val, [starts[i] for i in group])
             if group[-1] == len(starts) - 1 and len(starts) > 1:
                 targets_BT[-1, : self.T - (starts[-1] - starts[-2])] = IGNORED
             yield Batch(inputs_BT, targets_BT)

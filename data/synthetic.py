@@ -9,7 +9,6 @@ from configs import UserError
 from configs.seeds import seed_for
 from data.sources import Batch, shifted, with_bos
 
-ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"  # where no text gives another
 VALIDATION = 256  # sequences
 
 
@@ -29,7 +28,7 @@ class Synthetic:
     def validation(self, batch_size: int, tokens: int = 0) -> Iterator[Batch]:
         """A fixed set of sequences from a stream of its own, or the first of them, about `tokens`."""
         count = max(1, round(tokens / self.T)) if tokens else VALIDATION
-        inputs_BT, targets_BT = shifted(self._rows(VALIDATION, "validation")[:count])
+        inputs_BT, targets_BT, _ = shifted(self._rows(VALIDATION, "validation")[:count])
         yield from map(Batch, inputs_BT.split(batch_size), targets_BT.split(batch_size))
 
     def probe_text(self, sequences: int, length: int, bos: bool) -> Tensor:

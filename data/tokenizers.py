@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 
 from configs import UserError
+from configs.schema import Data as DataConfig
+
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"  # where no text gives another
 
 
 class CharTokenizer:
@@ -71,6 +74,15 @@ def make_tokenizer(kind: str, bos: bool, characters: str = "") -> Tokenizer:
     return CharTokenizer(characters, bos) if kind == "char" else ByteTokenizer(bos)
 
 
+def vocab_size_of(config: DataConfig) -> int | None:
+    """Ids in all where the configuration says it; None for `char`, where the text does."""
+    sizes = {"byte": 256 + config.bos, "bpe": config.vocab_size, "gpt2": 50257}
+    return sizes.get(config.tokenizer)
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer that a run saved as `tokenizer.json`."""
-    return make_tokenizer(**json.loads(path.read_text(encoding="utf-8")))
+    """The tokenizer that a run saved as `tokenizer.json`; `UserError` for a file that no run wrote."""
+    try:
+        return make_tokenizer(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"cannot read the tokenizer of {path.parent}: {error}") from None
