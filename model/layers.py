@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from configs.schema import Model as ModelConfig
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Linear(nn.Linear):

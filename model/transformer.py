@@ -94,6 +94,19 @@ class GPT(nn.Module):
         """All trained numbers, a tied head counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
+    def flops_per_token(self) -> int:
+        """Of forward and backward pass: 6 a parameter that multiplies, and 6 L H D T for causal attention."""
+        c, embeddings = self.config, [] if self.config.tie_embeddings else [self.token_embedding.weight]
+        if self.position_embedding is not None:
+            embeddings.append(self.position_embedding.weight)
+        multiplied = self.num_parameters() - sum(weight.numel() for weight in embeddings)
+        return 6 * multiplied + 6 * c.n_layer * c.n_head * (c.d_head or 0) * c.context_length
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.token_embedding.weight.device
+
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Evaluation mode without gradients; every module gets its mode back, also after an error."""

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs import UserError
 from configs.cli import load_config
 from configs.schema import Config
 from data.tokenizers import Tokenizer, load_tokenizer
@@ -35,10 +34,7 @@ def load_run(folder: str | Path, step: int | None = None) -> SavedRun:
     folder = Path(folder)
     config = load_config(folder)
     path, faults = find_intact(folder / "checkpoints", step)
-    try:
-        tokenizer = load_tokenizer(folder / "tokenizer.json")
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"cannot read the tokenizer of {folder}: {error}") from None
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
     model = GPT(config.model, tokenizer.vocab_size)
     model.compute_in(PRECISIONS[config.train.precision])
     load_weights(path, model)
