@@ -35,7 +35,7 @@ def ceiling(device: torch.device, dtype: torch.dtype) -> float | None:
 class Meter:
     """Tokens a second of the updates alone, and what share of the `ceiling`, in FLOP/s, they make use of."""
 
-    def __init__(self, flops_per_token: int, ceiling: float | None):
+    def __init__(self, flops_per_token: float, ceiling: float | None):
         self.flops_per_token, self.ceiling = flops_per_token, ceiling
         self._tokens, self._seconds = 0, 0.0
 
