@@ -12,16 +12,13 @@ if __name__ == "__main__":  # ahead of the slow imports, so that --help and conf
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
-from tqdm import tqdm
 
 from analysis import report
 from analysis.heads import describe_heads, in_words
@@ -32,16 +29,21 @@ from configs.schema import Config
 from configs.seeds import seed_for
 from data.loading import load_source
 from data.mixture import Mixture
+from data.tokenizers import load_tokenizer
 from model.layers import PRECISIONS
 from model.transformer import GPT
-from training import Stopped, checkpoints
+from training import Stopped, checkpoints, plan
+from training.devices import choose_device, to_device
 from training.evaluation import evaluate
 from training.folder import create, has_begun, refuse_used
 from training.guards import first_nonfinite, interruptible, nonfinite_parameters
-from training.loggers import read_records, replace_text
+from training.loggers import progress, read_records, replace_text
 from training.mirror import MirroredLog
 from training.optimizers import make_optimizers
+from training.origin import find_origin
 from training.schedules import due, rate_share
+from training.step import micro_losses, unscale
+from training.throughput import Meter, ceiling
 
 
 @dataclass
@@ -52,27 +54,34 @@ class Run:
     folder: Path
     source: Mixture
     model: GPT
+    forward: Callable[..., torch.Tensor]  # of the updates: the model, or the same compiled
     optimizers: list[torch.optim.Optimizer]
+    scaler: torch.amp.GradScaler  # of the loss in fp16; otherwise it passes through
+    meter: Meter
     probes: Probes | None
     state: checkpoints.State
+    fresh: bool  # whether there is no checkpoint to go on from
+    warnings: list[str]
     began: float = 0.0  # when the loop would have begun, had nothing interrupted it
 
 
 def main(request: Request) -> int:
     """Serve one request; returns the exit code: 0 done, 1 stopped, 2 request wrong, 130 interrupted."""
     try:
+        if request.dry_run:
+            print(*plan.foresee(request.config), sep="\n")
+            return 0
         run = build(request)
-        fresh = not request.resume or not has_begun(run.folder)
         if not request.resume:
             create(run.folder, to_yaml(run.config), json.dumps(run.source.tokenizer.to_json()))
-        elif not fresh:
+        elif not run.fresh:
             resume(run)
         replace_text(run.folder / "config.yaml", to_yaml(run.config))
-        describe(run)
-        log = MirroredLog(run.folder, -1 if fresh else run.state.step, run.config, run.state.wandb_id)
+        plan.announce(run.config, run.model, run.source, run.state.step, run.meter.ceiling, run.warnings)
+        log = MirroredLog(run.folder, -1 if run.fresh else run.state.step, run.config, run.state.wandb_id)
         with log:
             with interruptible() as interrupted:
-                loop(run, log, interrupted, fresh)
+                loop(run, log, interrupted)
             if finished := run.state.step == run.config.train.steps:
                 conclude(run, log)
     except UserError as error:
@@ -93,70 +102,61 @@ def build(request: Request) -> Run:
     config, folder = request.config, Path(request.config.run.dir)
     if not request.resume:
         refuse_used(folder, config.run.overwrite)
-    source, seed, T = load_source(config), config.run.seed, config.model.context_length
+    device, dtype = choose_device(config.run.device), PRECISIONS[config.train.precision]
+    fresh = not request.resume or not has_begun(folder)
+    origin = find_origin(config) if config.model.init_from and fresh else None
+    kept = load_tokenizer(folder / "tokenizer.json") if config.model.init_from and not fresh else None
+    source = load_source(config, origin.tokenizer if origin else kept)
+    seed, T = config.run.seed, config.model.context_length
     generator = torch.Generator().manual_seed(seed_for(seed, "init"))
     try:
-        model = GPT(config.model, source.tokenizer.vocab_size, generator)
+        model = GPT(config.model, source.tokenizer.vocab_size, generator).to(device).compute_in(dtype)
     except (RuntimeError, MemoryError) as error:
         raise UserError(f"the model does not fit in memory: {str(error).splitlines()[0]}") from None
-    model.compute_in(PRECISIONS[config.train.precision])
+    news = origin.fill(model) if origin else []
+    forward = torch.compile(model) if config.train.compile else model
     optimizers = make_optimizers(model, config.optimizer)
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     probes = make_probes(source, T, config.probe.sequences, seed) if config.probe.every else None
-    state = checkpoints.State(fingerprint=source.fingerprint)
+    meter = Meter(model.flops_per_token(), ceiling(device, dtype))
+    state = checkpoints.State(fingerprint=source.fingerprint, environment=checkpoints.environment(device))
     # Overwriting is meant once: who repeats this run from its config.yaml must not lose another.
     config = config.model_copy(update={"run": config.run.model_copy(update={"overwrite": False})})
-    return Run(config, folder, source, model, optimizers, probes, state)
+    return Run(config, folder, source, model, forward, optimizers, scaler, meter, probes, state, fresh, news)
 
 
 def resume(run: Run) -> None:
-    """Load the newest intact checkpoint, and say what differs from when it was written."""
+    """Load the newest intact checkpoint; what differs from when it was written becomes a warning."""
     run.state, faults = checkpoints.load_newest(run.folder / "checkpoints", run.model, run.optimizers)
     if run.state.fingerprint != run.source.fingerprint:
         raise UserError(f"the data differ from those that {run.folder} was trained on; start a new run")
     if run.state.step > run.config.train.steps:
         raise UserError(f"train.steps {run.config.train.steps} is fewer than the {run.state.step} done")
-    for fault in faults:
-        print(f"warning: {fault}", file=sys.stderr)
+    run.scaler.load_state_dict(run.state.scaler or run.scaler.state_dict())  # {} of a run that was not fp16
+    run.warnings += faults
 
 
-def describe(run: Run) -> None:
-    """What is about to happen, before it costs anything."""
-    c, m, tokens = run.config, run.config.model, run.config.global_batch * run.config.model.context_length
-    shape = f"{m.n_layer} layers x {m.n_head} heads, width {m.d_model}, context {m.context_length}"
-    print(f"{run.folder}" + (f", going on after step {run.state.step}" if run.state.step else ""))
-    data = run.source.describe(c.train.steps)
-    print(
-        "\n         ".join([f"  data   {data[0]}; vocabulary {run.source.tokenizer.vocab_size}", *data[1:]])
-    )
-    print(f"  model  {shape}: {run.model.num_parameters():,} parameters")
-    print(f"         attention on {run.model.attentions()[0].backend}, linear layers in {c.train.precision}")
-    print(f"  train  {c.train.steps:,} steps x {tokens:,} tokens = {c.train.steps * tokens:,}", flush=True)
-
-
-def loop(run: Run, log: MirroredLog, interrupted: Callable[[], bool], fresh: bool) -> None:
+def loop(run: Run, log: MirroredLog, interrupted: Callable[[], bool]) -> None:
     """Train from `run.state` to the last step, or to a signal; both end with a checkpoint."""
     c, state = run.config, run.state
     step_tokens = c.global_batch * c.model.context_length
     run.began = time.perf_counter() - state.seconds
-    tokens, seconds = 0, 0.0  # since the last train record, updates alone
     run.model.train()
-    line = "{n_fmt}/{total_fmt} steps, {elapsed} gone, {remaining} to go{postfix}\n"  # in a log file
-    looks: dict[str, Any] = {} if sys.stderr.isatty() else {"bar_format": line, "mininterval": 10}
-    with tqdm(total=c.train.steps, initial=state.step, unit="step", **looks) as bar:
-        say = bar.write if sys.stderr.isatty() else partial(print, flush=True)
-        stopping = look(run, log, say, interrupted) if fresh else interrupted()
+    with progress(state.step, c.train.steps) as (bar, say):
+        stopping = look(run, log, say, interrupted) if run.fresh else interrupted()
         while state.step < c.train.steps and not stopping:
             started = time.perf_counter()
             share = rate_share(state.step + 1, c.train.steps, c.optimizer)
             loss, grad_norm = update(run, state.step + 1, share)
             state.step, state.tokens = state.step + 1, state.tokens + step_tokens
-            tokens, seconds = tokens + step_tokens, seconds + time.perf_counter() - started
+            run.meter.count(step_tokens, time.perf_counter() - started)
             if due(c.log.every, state.step, c.train.steps):
-                rate, record = round(tokens / seconds), {"loss": loss, "lr": share * c.optimizer.lr}
-                record |= {"grad_norm": grad_norm, "tokens": state.tokens, "tokens_per_s": rate}
-                log.write("train", state.step, **record)
-                bar.set_postfix_str(f"loss {loss:.3f}, {rate:,} tokens/s", refresh=False)
-                tokens, seconds = 0, 0.0
+                record: dict[str, Any] = {"loss": loss, "lr": share * c.optimizer.lr, "grad_norm": grad_norm}
+                if run.scaler.is_enabled():
+                    record |= {"loss_scale": run.scaler.get_scale(), "skipped": state.skipped}
+                speed, in_words = run.meter.read()
+                log.write("train", state.step, **record, tokens=state.tokens, **speed)
+                bar.set_postfix_str(f"loss {loss:.3f}, {in_words}", refresh=False)
             bar.update()
             stopping = look(run, log, say, interrupted)
     if state.step == c.train.steps:
@@ -165,29 +165,27 @@ def loop(run: Run, log: MirroredLog, interrupted: Callable[[], bool], fresh: boo
         log.write("end", state.step, seconds=state.seconds, telemetry_share=telemetry_share)
 
 
-def update(run: Run, step: int, share: float) -> tuple[float, float]:
-    """One optimizer step at `share` of the peak rates; loss and gradient norm, or `Stopped`."""
-    c, model, batch = run.config, run.model, run.source.batch(step)
-
-    def losses() -> Iterator[Tensor]:
-        torch.manual_seed(seed_for(c.run.seed, "dropout", step))  # dropout alone uses the global generator
-        for x_BT, y_BT in zip(*(part.split(c.train.batch_size) for part in batch), strict=True):
-            yield F.cross_entropy(model(x_BT).flatten(0, 1), y_BT.flatten()) / c.train.grad_accum
-
-    loss = 0.0
-    for micro in losses():
-        micro.backward()
+def update(run: Run, step: int, share: float) -> tuple[float, float | None]:
+    """One step at `share` of the peak rates: loss and gradient norm (None: fp16, skipped), or `Stopped`."""
+    c, model, scaler = run.config, run.model, run.scaler
+    batch, seed = to_device(run.source.batch(step), model.device), seed_for(c.run.seed, "dropout", step)
+    losses, loss = partial(micro_losses, batch, c.train.batch_size, seed), 0.0
+    for micro in losses(run.forward):
+        scaler.scale(micro).backward()
         loss += micro.item()
+    skip = unscale(scaler, run.optimizers)
     grad_norm = torch.nn.utils.get_total_norm(p.grad for p in model.parameters() if p.grad is not None)
-    if not math.isfinite(loss + grad_norm.item()):
-        stop(run, step, first_nonfinite(model, lambda: torch.stack(list(losses()))))
+    if not math.isfinite(loss + (0 if skip else grad_norm.item())) or scaler.get_scale() < 1:
+        stop(run, step, first_nonfinite(model, lambda: torch.stack(list(losses(model)))))
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), c.train.clip or math.inf, grad_norm)
+    run.state.skipped += skip
     for optimizer in run.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * share
-        optimizer.step()
+        if not skip:
+            optimizer.step()
         optimizer.zero_grad()
-    return loss, grad_norm.item()
+    return loss, None if skip else grad_norm.item()
 
 
 def look(run: Run, log: MirroredLog, say: Callable[[str], None], interrupted: Callable[[], bool]) -> bool:
@@ -219,7 +217,7 @@ def look(run: Run, log: MirroredLog, say: Callable[[str], None], interrupted: Ca
     if save or stopping:
         if broken := nonfinite_parameters(run.model):
             stop(run, state.step, broken[0])
-        state.seconds = time.perf_counter() - run.began
+        state.seconds, state.scaler = time.perf_counter() - run.began, run.scaler.state_dict()
         checkpoints.save(folder, run.model, run.optimizers, state)
         checkpoints.prune(folder, c.checkpoint, state.best[1] if state.best else None)
     return stopping

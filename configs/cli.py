@@ -16,7 +16,7 @@ from configs.schema import Config, Stage
 
 SECTIONS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
 KEYS = [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields]
-KNOWN = [*KEYS, *SECTIONS, "config", "resume", "print_config"]
+KNOWN = [*KEYS, *SECTIONS, "config", "resume", "print_config", "dry_run"]
 PLAIN = {  # what pydantic would say in terms of Python
     "missing": "is missing",
     "model_type": "must have keys with values",
@@ -37,6 +37,7 @@ class Request(NamedTuple):
     config: Config
     resume: Path | None
     print_config: bool = False
+    dry_run: bool = False
 
 
 class Parser(argparse.ArgumentParser):
@@ -84,7 +85,8 @@ def parse(argv: list[str]) -> Request:
         missing = f"no config file {arguments.config}; configs/ has {', '.join(presets())}"
         values = read_yaml(Path(arguments.config), missing)
     if arguments.resume is None:
-        return Request(validate(_merge(values, given), unknown), None, arguments.print_config)
+        config = validate(_merge(values, given), unknown)
+        return Request(config, None, arguments.print_config, arguments.dry_run)
     folder = Path(arguments.resume)
     missing = f"--resume needs a run folder, with config and checkpoints; {folder} has no config.yaml"
     saved = read_yaml(folder / "config.yaml", missing)
@@ -99,7 +101,7 @@ def parse(argv: list[str]) -> Request:
     changed = [f"{key} (was {was[key]}, asked {asked[key]})" for key in KEYS if was[key] != asked[key]]
     if refused := [change for change in changed if change.split()[0] in fixed]:
         raise UserError(f"a resumed run keeps {', '.join(refused)}; start a new run to change that")
-    return Request(config, folder, arguments.print_config)
+    return Request(config, folder, arguments.print_config, arguments.dry_run)
 
 
 def show_anything() -> None:
@@ -181,6 +183,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help=f"YAML file; configs/ has {', '.join(presets())}")
     parser.add_argument("--resume", metavar="DIR", help="run folder to continue, from its newest checkpoint")
     parser.add_argument("--print_config", action="store_true", help="print the merged configuration and stop")
+    about = "print the size of the run, its FLOPs and the memory it needs, and stop; writes nothing"
+    parser.add_argument("--dry_run", action="store_true", help=about)
     return parser
 
 

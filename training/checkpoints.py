@@ -24,14 +24,16 @@ from configs import UserError
 from configs.schema import Checkpoint as CheckpointConfig
 from model.transformer import GPT
 from training import Stopped
+from training.devices import CPU, name_of
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 Optimizers = list[torch.optim.Optimizer]
 
 
-def environment() -> dict[str, Any]:
+def environment(device: torch.device = CPU) -> dict[str, Any]:
     """What two runs must share to agree bit for bit."""
     return {
+        "device": name_of(device),
         "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -45,6 +47,8 @@ class State:
 
     step: int = 0
     tokens: int = 0
+    skipped: int = 0  # steps without an update, because a gradient overflowed in fp16
+    scaler: dict[str, float] = field(default_factory=dict)  # what scales the loss in fp16
     seconds: float = 0.0
     telemetry_seconds: float = 0.0
     best: tuple[float, int] | None = None
@@ -143,28 +147,33 @@ def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State
     state_of = {p: o.state[p] for o in optimizers for group in o.param_groups for p in group["params"]}
     for moment, value in load_file(path / "optimizer.safetensors").items():
         name, key = moment.rsplit("/", 1)
-        state_of[parameters[name]][key] = value
+        state_of[parameters[name]][key] = value.to(model.device)
     state = State(**json.loads((path / "state.json").read_text()))
-    then, state.environment = state.environment, environment()
+    then, state.environment = state.environment, environment(model.device)
     changed = [
         f"{key} was {was}, is {now}"
         for key, now in state.environment.items()
-        if (was := then.get(key)) != now
+        if (was := then.get(key, now)) != now  # older checkpoints do not say all
     ]
     faults += [f"the run will not continue bit for bit: {', '.join(changed)}"] if changed else []
     return state, faults
 
 
-def load_weights(path: Path, model: GPT) -> None:
-    """Fill the model from an intact checkpoint; `UserError` if it holds another model."""
+def load_weights(path: Path, model: GPT, may_lack: tuple[str, ...] = ()) -> None:
+    """Fill the model from an intact checkpoint; `UserError` if it holds another model.
+
+    Parameters whose names end as one of `may_lack` does may be missing, there or here: they stay as they are.
+    """
     parameters, saved = dict(model.named_parameters()), load_file(path / "model.safetensors")
     want, have = ({name: t.shape for name, t in tensors.items()} for tensors in (parameters, saved))
-    if want != have:
-        name = min(name for name in {**want, **have} if want.get(name) != have.get(name))
-        raise UserError(f"{path} holds another model or vocabulary than config and data give: see {name}")
+    differ = [name for name in {**want, **have} if want.get(name) != have.get(name)]
+    if wrong := [name for name in differ if not name.endswith(may_lack)]:
+        raise UserError(
+            f"{path} holds another model or vocabulary than config and data give: see {min(wrong)}"
+        )
     with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(saved[name])
+        for name in parameters.keys() & saved.keys():
+            parameters[name].copy_(saved[name])
 
 
 def _fault(path: Path) -> str | None:

@@ -9,16 +9,20 @@ import torch.nn.functional as F
 
 from data.sources import IGNORED, Batch
 from model.transformer import GPT
+from training.devices import to_device
 
 
 def evaluate(model: GPT, batches: Iterable[Batch], bytes_per_token: float) -> dict[str, Any]:
     """Mean loss in nats per token, its standard error over windows (None for one window), bits per byte."""
     sums, counts = [], []
     with model.reading():
-        for inputs_BT, targets_BT in batches:
-            losses_BT = F.cross_entropy(model(inputs_BT).mT, targets_BT, reduction="none")  # IGNORED: 0
-            sums.append(losses_BT.double().sum(1))
-            counts.append((targets_BT != IGNORED).sum(1))
+        for batch in batches:
+            inputs_BT, targets_BT, segment_BT = to_device(batch, model.device)
+            segment = [] if segment_BT is None else [segment_BT]
+            logits_BTV = model(inputs_BT, None, *segment)
+            losses_BT = F.cross_entropy(logits_BTV.mT, targets_BT, reduction="none")  # IGNORED: 0
+            sums.append(losses_BT.cpu().double().sum(1))  # not every device has float64
+            counts.append((batch.targets_BT != IGNORED).sum(1))
     sum_N, count_N = torch.cat(sums), torch.cat(counts)
     loss = (sum_N.sum() / count_N.sum()).item()
     sem = (sum_N / count_N).std().item() / math.sqrt(len(sum_N)) if len(sum_N) > 1 else None

@@ -1,8 +1,14 @@
 """Records of a run. `metrics.jsonl` is the truth: one object a line, flushed as it happens."""
 
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from configs import UserError
 
@@ -40,3 +46,13 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         return [record for record in records if record["kind"] and record["step"] >= 0]
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} has a line that is no record: {error}") from None
+
+
+@contextmanager
+def progress(done: int, steps: int) -> Iterator[tuple[tqdm, Callable[[str], None]]]:
+    """A bar over the steps, or now and then a line where stderr is a file; and what prints beside it."""
+    line = "{n_fmt}/{total_fmt} steps, {elapsed} gone, {remaining} to go{postfix}\n"
+    at_terminal = sys.stderr.isatty()
+    looks: dict[str, Any] = {} if at_terminal else {"bar_format": line, "mininterval": 10}
+    with tqdm(total=steps, initial=done, unit="step", **looks) as bar:
+        yield bar, bar.write if at_terminal else partial(print, flush=True)

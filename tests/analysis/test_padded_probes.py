@@ -9,7 +9,7 @@ from torch import Tensor
 from analysis.heads import describe_heads
 from analysis.probes import Probes, make_probes, measure, score
 from configs.schema import Config
-from data import load_source
+from data.loading import load_source
 from data.mixture import Mixture
 from model.backends import BACKENDS
 from model.transformer import GPT

@@ -155,7 +155,7 @@ def test_help_tells_type_default_and_meaning_of_every_key(tmp_path):
         assert f"(default: {default})" in entries[key]
         if field.annotation in (int, float, bool, str):
             assert entries[key].startswith(field.annotation.__name__)
-    assert {"config", "resume", "print_config"} < set(entries)
+    assert {"config", "resume", "print_config", "dry_run"} < set(entries)
 
 
 def test_print_config_shows_what_the_run_would_use_and_does_nothing(tmp_path):

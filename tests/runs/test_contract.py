@@ -44,10 +44,11 @@ def test_records_are_what_the_contract_says(reference):
         "end": [20],
     }
     for record in by_kind["train"]:
-        assert set(record) == {"kind", "step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s"}
+        assert set(record) == {"kind", "step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "mfu"}
         assert record["tokens"] == record["step"] * 4 * 2 * 17
         assert 0 < record["lr"] <= 0.01
         assert record["tokens_per_s"] > 0
+        assert 0 < record["mfu"] <= 1
     for record in by_kind["eval"]:
         assert set(record) == {"kind", "step", "loss", "loss_sem", "bits_per_byte"}
         assert record["bits_per_byte"] == pytest.approx(record["loss"] / math.log(2))  # one byte a character
@@ -126,8 +127,10 @@ def test_telemetry_is_a_share_of_the_time_even_where_it_takes_nearly_all(tmp_pat
     assert 0 < end["telemetry_share"] < 1
 
 
-@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
-def test_every_preset_trains_and_starts_as_good_as_guessing(path, tmp_path):
+@pytest.mark.parametrize(
+    "path", [path for path in PRESETS if "source: hf" not in path.read_text()], ids=lambda path: path.stem
+)
+def test_every_preset_with_embedded_data_trains_and_starts_as_good_as_guessing(path, tmp_path):
     small = {
         **{
             "model.n_layer": 2,

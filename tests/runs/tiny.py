@@ -35,7 +35,7 @@ SMALL = {
     "log.every": 1,
     "log.wandb": "disabled",
 }
-TIMES = {"seconds", "tokens_per_s", "telemetry_share"}  # what may differ between equal runs
+TIMES = {"seconds", "tokens_per_s", "mfu", "telemetry_share"}  # what may differ between equal runs
 
 
 def words(values: dict) -> list[str]:

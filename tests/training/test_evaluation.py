@@ -10,6 +10,7 @@ from configs.schema import Config, Model
 from data.loading import load_source
 from data.sources import IGNORED, Batch
 from model.transformer import GPT
+from training import evaluation
 from training.evaluation import evaluate
 
 V = 11
@@ -42,7 +43,7 @@ def test_loss_is_the_mean_over_counted_targets_and_sem_that_over_windows(masked)
     gpt = model()
     losses, means = [], []
     with torch.no_grad():
-        for inputs_BT, targets_BT in batches(masked=masked):
+        for inputs_BT, targets_BT, _ in batches(masked=masked):
             logits_BTV = gpt.eval()(inputs_BT).double().numpy()
             log_p_BTV = logits_BTV - np.log(np.exp(logits_BTV).sum(-1, keepdims=True))
             for log_p_TV, targets_T in zip(log_p_BTV, targets_BT.tolist(), strict=True):
@@ -85,3 +86,30 @@ def test_evaluation_is_without_dropout_and_leaves_no_trace():
     assert [module.training for module in gpt.modules()] == modes
     assert torch.equal(torch.get_rng_state(), random_state)
     assert all(parameter.grad is None for parameter in gpt.parameters())
+
+
+class Says(GPT):
+    """A model that remembers what it was asked."""
+
+    def forward(self, tokens_BT, *rest):
+        self.asked = [*getattr(self, "asked", []), (tokens_BT, *rest)]
+        return super().forward(tokens_BT)
+
+
+def test_the_model_is_told_of_documents_where_there_are_some_and_batches_go_to_its_device(monkeypatch):
+    gpt, went, (first, second) = Says(Model(n_layer=1, n_head=2, d_model=8), V), [], batches()
+    segment_BT = torch.zeros_like(first.inputs_BT)
+
+    def to_device(batch, device):
+        went.append(device)
+        return batch._replace(inputs_BT=(batch.inputs_BT + 1) % V)
+
+    monkeypatch.setattr(evaluation, "to_device", to_device)
+    evaluate(gpt, [first._replace(segment_BT=segment_BT), second], 1.0)
+    assert went == [gpt.device] * 2
+    (with_one, *told), (without, *silent) = gpt.asked
+    assert torch.equal(with_one, (first.inputs_BT + 1) % V)
+    assert torch.equal(without, (second.inputs_BT + 1) % V)
+    assert told[0] is None
+    assert told[1] is segment_BT
+    assert silent == [None]

@@ -1,0 +1,203 @@
+"""Starting from another run's weights: what is taken over, what may differ, what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import train
+from configs.cli import parse
+from tests.runs.test_refusals import refused
+from tests.runs.tiny import (
+    TEXT,
+    Killed,
+    assert_same,
+    before_update,
+    contents,
+    go_on,
+    last,
+    records,
+    request,
+    start,
+)
+
+
+def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
+
+
+@pytest.fixture
+def old(reference, tmp_path) -> Path:
+    return shutil.copytree(reference("adamw"), tmp_path / "old")
+
+
+def begun(folder: Path, old: Path, **sections: dict) -> Path:
+    model = {"init_from": old, **sections.pop("model", {})}
+    return start(folder, model=model, **{"train": {"steps": 3}, **sections})
+
+
+def test_a_new_run_begins_where_the_old_one_ended(old, tmp_path):
+    before = contents(old)
+    run = begun(tmp_path, old)
+    (end,) = [record for record in records(old, "eval") if record["step"] == 20]
+    first = records(run, "eval")[0]
+    assert first == end | {"step": 0}
+    assert (run / "tokenizer.json").read_text() == (old / "tokenizer.json").read_text()
+    theirs, ours = weights(old, 20), weights(run, 0)
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
+    assert records(run, "train")[0]["tokens"] == 4 * 2 * 17  # steps and moments begin anew
+    assert contents(old) == before
+
+
+def test_a_checkpoint_of_a_run_may_be_named(old, tmp_path):
+    run = begun(tmp_path, old / "checkpoints" / "step-00000015")
+    (then,) = [record for record in records(old, "eval") if record["step"] == 15]
+    assert records(run, "eval")[0] == then | {"step": 0}
+
+
+def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_is_taken(old, tmp_path, capsys):
+    (old / "checkpoints" / "step-00000020" / "model.safetensors").write_bytes(b"")
+    run = begun(tmp_path, old)
+    assert f"warning: {old / 'checkpoints' / 'step-00000020'} is damaged" in capsys.readouterr().err
+    assert torch.equal(weights(run, 0)["head.weight"], weights(old, 15)["head.weight"])
+
+
+def test_the_run_goes_on_when_what_it_began_from_is_gone(old, tmp_path, monkeypatch):
+    for name in ("whole", "pieces"):
+        (tmp_path / name).mkdir()
+    whole = begun(tmp_path / "whole", old, train={"steps": 20})
+
+    def kill(run):
+        raise Killed
+
+    argv = request(tmp_path / "pieces", model={"init_from": old})
+    with monkeypatch.context() as patch:
+        before_update(patch, 8, kill)
+        with pytest.raises(Killed):
+            train.main(parse(argv))
+    shutil.rmtree(old)
+    assert go_on(tmp_path / "pieces" / "run") == 0
+    assert_same(tmp_path / "pieces" / "run", whole)
+
+
+def test_a_run_killed_before_its_first_checkpoint_takes_the_weights_once_more(old, tmp_path, monkeypatch):
+    for name in ("whole", "pieces"):
+        (tmp_path / name).mkdir()
+    whole = begun(tmp_path / "whole", old)
+
+    def kill(*_):
+        raise Killed
+
+    argv = request(tmp_path / "pieces", model={"init_from": old}, train={"steps": 3})
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "evaluate", kill)
+        with pytest.raises(Killed):
+            train.main(parse(argv))
+    assert go_on(tmp_path / "pieces" / "run") == 0
+    assert_same(tmp_path / "pieces" / "run", whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"dropout": 0.3}, "model.dropout was 0.1, is 0.3"),
+        ({"backend": "naive"}, "model.backend was auto, is naive"),
+        ({"rope_theta": 500}, "model.rope_theta was 10000.0, is 500.0"),
+        (
+            {"logit_softcap": 9, "sink": "zero"},
+            "model.sink was none, is zero, model.logit_softcap was 0.0, is 9.0",
+        ),
+    ],
+)
+def test_interventions_are_allowed_and_told_in_one_line(changes, told, old, tmp_path, capsys):
+    run = begun(tmp_path, old, model=changes)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning:")]
+    assert lines == [f"warning: unlike {old}: {told}"]
+    assert torch.equal(weights(run, 0)["head.weight"], weights(old, 20)["head.weight"])
+
+
+def test_another_context_is_an_intervention_too_where_positions_are_rotary(old, tmp_path, capsys):
+    run = begun(tmp_path, old, model={"context_length": 30})
+    assert "model.context_length was 17, is 30" in capsys.readouterr().err
+    assert torch.equal(weights(run, 0)["head.weight"], weights(old, 20)["head.weight"])
+
+
+@pytest.mark.parametrize("first", ["learned", "zero"])
+def test_a_learned_sink_starts_as_it_does_or_is_left_behind(first, old, tmp_path):
+    (tmp_path / "first").mkdir()
+    one = begun(tmp_path / "first", old, model={"sink": first})
+    sinks = {name for name in weights(one, 3) if name.endswith("sink_H")}
+    assert len(sinks) == (2 if first == "learned" else 0)
+    other = begun(tmp_path, one, model={"sink": "zero" if first == "learned" else "learned"})
+    theirs, ours = weights(one, 3), weights(other, 0)
+    assert theirs.keys() ^ ours.keys() == {"blocks.0.attention.sink_H", "blocks.1.attention.sink_H"}
+    assert all(torch.equal(theirs[name], ours[name]) for name in theirs.keys() & ours.keys())
+    assert not any(value.any() for name, value in ours.items() if name.endswith("sink_H"))
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        (
+            {"model": {"n_layer": 3, "d_mlp": 40}},
+            ["model.n_layer (is 2, asked 3)", "model.d_mlp (is 64, asked 40)"],
+        ),
+        ({"model": {"n_head": 4}}, ["model.n_head (is 2, asked 4)", "model.d_head (is 8, asked 4)"]),
+        ({"model": {"mlp": "relu2"}}, ["model.mlp (is gelu, asked relu2)"]),
+        ({"model": {"norm": "rmsnorm"}}, ["model.norm (is layernorm, asked rmsnorm)"]),
+        ({"model": {"qk_norm": "true"}}, ["model.qk_norm (is False, asked True)"]),
+        ({"model": {"position": "learned"}}, ["model.position (is rotary, asked learned)"]),
+        ({"model": {"gate": "true"}}, ["model.gate (is False, asked True)"]),
+        ({"data": {"tokenizer": "byte"}}, ["data.tokenizer (is char, asked byte)"]),
+        ({"data": {"bos": "false"}}, ["data.bos (is True, asked False)"]),
+    ],
+    ids=str,
+)
+def test_another_model_or_tokenizer_is_refused_in_one_line_with_what_differs(
+    sections, named, old, tmp_path, capsys
+):
+    argv = request(tmp_path, **{**sections, "model": {"init_from": old, **sections.get("model", {})}})
+    message = refused(argv, tmp_path, capsys)
+    assert message.startswith(f"error: model.init_from {old} ")
+    assert all(part in message for part in named)
+
+
+def test_how_the_old_weights_were_drawn_does_not_matter(old, tmp_path, capsys):
+    begun(tmp_path, old, model={"init": "zero_residual"})
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_with_learned_positions_the_context_is_a_shape(tmp_path, capsys):
+    (tmp_path / "first").mkdir()
+    old = start(tmp_path / "first", model={"position": "learned"}, train={"steps": 1})
+    model = {"position": "learned", "init_from": old, "context_length": 30}
+    message = refused(request(tmp_path, model=model), tmp_path, capsys)
+    assert "model.context_length (is 17, asked 30)" in message
+
+
+@pytest.mark.parametrize("place", ["nowhere", "text.txt", "old/checkpoints/step-00000007", "empty"])
+def test_what_is_no_run_and_no_checkpoint_of_one_is_refused(place, old, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    argv = request(tmp_path, model={"init_from": tmp_path / place})
+    assert refused(argv, tmp_path, capsys).startswith(f"error: model.init_from {tmp_path / place}: ")
+
+
+def test_a_text_with_characters_that_the_old_run_never_saw_is_refused(old, tmp_path, capsys):
+    argv = request(tmp_path, model={"init_from": old})
+    (tmp_path / "text.txt").write_text(TEXT + "Ω")
+    assert "'Ω'" in refused(argv, tmp_path, capsys)
+
+
+def test_a_text_with_fewer_characters_keeps_the_old_vocabulary_also_when_the_run_goes_on(old, tmp_path):
+    argv = request(tmp_path, model={"init_from": old}, train={"steps": 1})
+    (tmp_path / "text.txt").write_text(TEXT.replace("9", "1"))
+    assert train.main(parse(argv)) == 0
+    new, then = (json.loads((run / "tokenizer.json").read_text()) for run in (tmp_path / "run", old))
+    assert new == then
+    shutil.rmtree(old)
+    assert go_on(tmp_path / "run", "--train.steps", "2") == 0
+    assert last(tmp_path / "run")["step"] == "step-00000002"

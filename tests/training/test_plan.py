@@ -1,0 +1,144 @@
+"""What a dry run foresees is what a run then needs: memory byte by byte, parameters, FLOPs by hand."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from configs.cli import parse
+from configs.schema import Config
+from model.layers import PRECISIONS
+from model.transformer import GPT
+from tests.model.spy import Spy
+from training.optimizers import make_optimizers
+from training.plan import GIB, foresee, measure_memory
+
+ROOT = Path(__file__).parents[2]
+PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
+SHAPE = {"n_layer": 2, "n_head": 2, "d_model": 48, "context_length": 96}
+V = 53
+
+
+def config(precision: str = "fp32", optimizer: str = "adamw", batch_size: int = 3, **model) -> Config:
+    values = {"model": SHAPE | model, "optimizer": {"name": optimizer}}
+    return Config.model_validate(values | {"train": {"precision": precision, "batch_size": batch_size}})
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {},
+        {"backend": "naive"},
+        {"backend": "blocks", "context_length": 300},
+        {"position": "learned", "tie_embeddings": True, "bias": True, "dropout": 0.1},
+        {"mlp": "none", "n_kv_head": 1, "sink": "learned", "gate": True},
+    ],
+    ids=str,
+)
+def test_memory_is_what_real_tensors_take(model, precision, optimizer):
+    """The spy of the attention tests counts all that real tensors hold during the second micro-step."""
+    asked = config(precision, optimizer, **model)
+    foreseen = measure_memory(asked, V)[1]
+    gpt = GPT(asked.model, V).compute_in(PRECISIONS[precision]).train()
+    tokens_BT = torch.arange(3 * asked.model.context_length).view(3, -1) % V
+    optimizers = make_optimizers(gpt, asked.optimizer)
+
+    def micro_step() -> None:
+        F.cross_entropy(gpt(tokens_BT).flatten(0, 1), tokens_BT.flatten()).backward()
+
+    micro_step()
+    held = [*gpt.parameters(), *gpt.buffers(), *(p.grad for p in gpt.parameters())]
+    spy = Spy()
+    with spy:
+        kept = [tensor.detach() for tensor in held]  # so that the spy knows of them
+        micro_step()
+    del kept
+    for one in optimizers:
+        one.step()
+    moments = sum(
+        value.nbytes
+        for one in optimizers
+        for values in one.state.values()
+        for value in values.values()
+        if value.dim()
+    )
+    assert foreseen["weights"] + foreseen["gradients"] == sum(tensor.nbytes for tensor in held)
+    assert foreseen["optimizer"] == moments
+    assert foreseen["weights"] + foreseen["gradients"] + foreseen["activations"] == pytest.approx(
+        spy.peak, rel=0.02
+    )
+
+
+def test_activations_grow_with_the_batch_and_nothing_else_does():
+    small, large = (measure_memory(config(batch_size=size), V)[1] for size in (4, 8))
+    assert large.pop("activations") == pytest.approx(2 * small.pop("activations"), rel=0.05)
+    assert large == small
+
+
+def test_a_fused_kernel_spares_the_matrix_that_the_definition_builds():
+    fused, whole = (
+        measure_memory(config(backend=backend, context_length=512), V)[1]["activations"]
+        for backend in ("sdpa", "naive")
+    )
+    matrix = 4 * 3 * 2 * 512 * 512
+    assert whole - fused > 2 * matrix  # the weights of both layers at least
+
+
+def test_what_is_printed_is_what_follows_from_the_sizes():
+    """Two layers of attention alone: 4 C C weights each; V C for the embedding and for the head."""
+    argv = (
+        "--data.source repeats --model.mlp none --model.norm_gain false --train.steps 7 --train.grad_accum 2"
+    )
+    found = "\n".join(foresee(parse(f"{argv} --model.n_layer 2".split()).config))
+    C, T, symbols = 128, 64, 65
+    flops = 6 * (2 * 4 * C * C + symbols * C) + 6 * 2 * C * T
+    tokens = 32 * 2 * T
+    assert f"{2 * 4 * C * C + 2 * symbols * C:,} parameters" in found
+    assert f"{2 * 4 * C * C:,} of them without embeddings and head; vocabulary {symbols}" in found
+    assert f"7 steps x {tokens:,} tokens = {7 * tokens:,}" in found
+    assert (
+        f"{flops:.3g} FLOPs per token, {flops * tokens:.3g} per step, {7 * flops * tokens:.3g} in all"
+        in found
+    )
+
+
+def test_the_total_is_the_sum_of_its_parts():
+    (line,) = [line for line in foresee(config(batch_size=32)) if line.startswith("  memory")]
+    parts = measure_memory(config(batch_size=32), 66)[1]
+    assert line.startswith(
+        f"  memory {sum(parts.values()) / GIB:.2f} GiB: weights {parts['weights'] / GIB:.2f}"
+    )
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_can_be_foreseen_and_that_writes_nothing(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert " GiB: " in foresee(parse(["--config", str(path)]).config)[-1]
+    assert not any(tmp_path.iterdir())
+
+
+LOOK = """
+import sys
+from configs.cli import parse
+from training.plan import foresee
+foresee(parse(sys.argv[1:]).config)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the most memory it took")
+def test_a_model_of_124_million_parameters_is_foreseen_in_less_memory_than_it_needs():
+    """Its weights and gradients alone are 0.9 GiB; importing PyTorch takes 0.35."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, "--config", "configs/gpt2_124m.yaml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert int(done.stdout) < 600_000, done.stderr

@@ -1,0 +1,43 @@
+"""Where a run computes: `run.device`."""
+
+import torch
+from torch import Tensor
+
+from configs import UserError
+from data.sources import Batch
+
+CPU = torch.device("cpu")
+
+
+def choose_device(asked: str) -> torch.device:
+    """What `run.device` stands for; who asks for the CPU gets it without a look at anything else.
+
+    Raises `UserError` for a device that is not there.
+    """
+    if asked == "cpu":
+        return CPU
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if asked == "auto":
+        return torch.device("cuda" if there["cuda"] else "cpu")
+    if not there[asked]:
+        names = ", ".join(name for name, is_there in there.items() if is_there)
+        raise UserError(f"run.device {asked}: this machine, or its PyTorch, has none; it has {names}")
+    return torch.device(asked)
+
+
+def name_of(device: torch.device) -> str:
+    """As `cpu`, or with the name of the chip."""
+    return f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The same batch there; to CUDA from pinned memory, so that the copy does not hold up the program."""
+    if device.type == "cpu":
+        return batch
+    cuda = device.type == "cuda"
+
+    def moved(part: Tensor) -> Tensor:
+        return (part.pin_memory() if cuda else part).to(device, non_blocking=cuda)
+
+    segment = None if batch.segment_BT is None else moved(batch.segment_BT)
+    return Batch(moved(batch.inputs_BT), moved(batch.targets_BT), segment)

@@ -1,0 +1,59 @@
+"""Starting from the weights of another run: `model.init_from`."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs import UserError
+from configs.cli import flat, load_config
+from configs.schema import Config
+from data.tokenizers import Tokenizer, load_tokenizer
+from model.transformer import GPT
+from training.checkpoints import find_intact, load_weights
+
+# What may differ between the run and what it starts from: interventions worth a study, and what computes.
+FREE = {"scale", "sink", "window", "logit_softcap", "qk_gain", "rope_theta", "context_length"}
+FREE |= {"dropout", "backend"}
+TOKENS = {"data.tokenizer", "data.bos", "data.vocab_size"}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """An intact checkpoint of another run, its tokenizer, and what is to be told about them."""
+
+    checkpoint: Path
+    tokenizer: Tokenizer
+    news: list[str]
+
+    def fill(self, model: GPT) -> list[str]:
+        """Copy the weights; what is to be told. A learned sink that one of both lacks stays as it starts."""
+        load_weights(self.checkpoint, model, may_lack=("sink_H",))
+        return self.news
+
+
+def find_origin(config: Config) -> Origin:
+    """What `model.init_from` names: a run, for its newest intact checkpoint, or a checkpoint in a run.
+
+    Raises `UserError` where it is none, or has another model or tokenizer than `config` asks for.
+    """
+    path = Path(config.model.init_from or "")
+    one = re.fullmatch(r"step-(\d{8})", path.name)
+    folder, step = (path.parent.parent, int(one[1])) if one else (path, None)
+    try:
+        was, asked = flat(load_config(folder)), flat(config)
+        checkpoint, faults = find_intact(folder / "checkpoints", step)
+        tokenizer = load_tokenizer(folder / "tokenizer.json")
+    except UserError as error:
+        raise UserError(f"model.init_from {path}: {error}") from None
+    keys = {key for key in asked if key.startswith("model.")} | TOKENS
+    keys -= {"model.init", "model.init_from"}  # how the weights came about
+    changed = [key for key in asked if key in keys and was[key] != asked[key]]
+    free = {f"model.{key}" for key in FREE}
+    if config.model.position == "learned":
+        free.remove("model.context_length")  # it is a size of the table of positions
+    if refused := [f"{k} (is {was[k]}, asked {asked[k]})" for k in changed if k not in free]:
+        raise UserError(
+            f"model.init_from {path} has another model or tokenizer: {', '.join(refused)}; ask for the same"
+        )
+    news = ", ".join(f"{key} was {was[key]}, is {asked[key]}" for key in changed)
+    return Origin(checkpoint, tokenizer, faults + ([f"unlike {folder}: {news}"] if news else []))

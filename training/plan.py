@@ -1,0 +1,145 @@
+"""What a run is going to be: told at its start, and foreseen without running it (`--dry_run`)."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from configs.schema import WHOLE, Config
+from data.corpora import load_text
+from data.mixture import Mixture
+from data.tokenizers import ALPHABET, vocab_size_of
+from model.layers import PRECISIONS
+from model.transformer import GPT
+from training.devices import name_of
+from training.optimizers import Muon, make_optimizers
+from training.origin import find_origin
+
+GIB = 2**30
+
+
+def announce(
+    config: Config, model: GPT, source: Mixture, step: int, ceiling: float | None, warnings: list[str]
+) -> None:
+    """Print what is about to happen, before it costs anything: going on after `step`, with these warnings."""
+    first, *more = source.describe(config.train.steps)
+    speed = "" if ceiling is None else f", which multiplies matrices at {ceiling / 1e9:,.0f} GFLOP/s"
+    lines = [
+        config.run.dir + (f", going on after step {step}" if step else ""),
+        f"  data   {first}; vocabulary {source.tokenizer.vocab_size}",
+        *(f"         {line}" for line in more),
+        *_model(config, model),
+        f"  train  {_steps(config)}",
+        f"         on {name_of(model.device)}{speed}",
+    ]
+    if config.model.init_from and not step:
+        lines.append(f"         from the weights of {config.model.init_from}")
+    if config.train.compile:
+        lines.append("         by torch.compile: the first step compiles, which may take a minute")
+    if config.train.precision == "fp16" and model.device.type == "cpu":
+        warnings = [*warnings, "fp16 is slow on a CPU: try bf16"]
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(*lines, sep="\n", flush=True)
+
+
+def foresee(config: Config) -> list[str]:
+    """Size, FLOPs and memory of a run, from tensors without numbers; reads what the vocabulary hangs on."""
+    vocab_size, step_tokens = _vocab_size(config), config.global_batch * config.model.context_length
+    model, parts = measure_memory(config, vocab_size)
+    blocks = sum(p.numel() for name, p in model.named_parameters() if name.startswith(("blocks.", "final_")))
+    flops = model.flops_per_token()
+    each = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
+    shares = [flops, flops * step_tokens, flops * step_tokens * config.train.steps]
+    per_token, per_step, in_all = (f"{number:.3g}" for number in shares)
+    return [
+        f"{config.run.dir}: a dry run, nothing is written",
+        *_model(config, model),
+        f"         {blocks:,} of them without embeddings and head; vocabulary {vocab_size:,}",
+        f"  train  {_steps(config)}",
+        f"         {per_token} FLOPs per token, {per_step} per step, {in_all} in all",
+        f"  memory {sum(parts.values()) / GIB:.2f} GiB: {each} (of a micro-step, not compiled, on a CPU)",
+    ]
+
+
+def measure_memory(config: Config, vocab_size: int) -> tuple[GPT, dict[str, int]]:
+    """The model, of fake tensors, and what a step of training holds, in bytes by kind.
+
+    Activations are the most that one micro-step holds at once where the gradients of another are there
+    already. Evaluation and probes, which keep nothing for a backward pass, are left out.
+    """
+    batch_size, T = config.train.batch_size, config.model.context_length
+    with FakeTensorMode():
+        model = GPT(config.model, vocab_size).compute_in(PRECISIONS[config.train.precision]).train()
+        tokens_BT = torch.zeros(batch_size, T, dtype=torch.long)
+        segment = [tokens_BT] if config.data.mask_documents else []
+
+        def micro_step() -> None:
+            F.cross_entropy(model(tokens_BT, None, *segment).flatten(0, 1), tokens_BT.flatten()).backward()
+
+        micro_step()
+        weights = [*model.parameters(), *model.buffers()]
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        with LiveBytes(beside=[*weights, *gradients]) as activations:
+            micro_step()
+        state = [
+            parameter  # in float32 too: Muon keeps one number for each, AdamW two
+            for optimizer in make_optimizers(model, config.optimizer)
+            for group in optimizer.param_groups
+            for parameter in group["params"] * (1 if isinstance(optimizer, Muon) else 2)
+        ]
+        parts = {"weights": weights, "gradients": gradients, "optimizer": state}
+        sizes = {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in parts.items()}
+    return model, sizes | {"activations": activations.peak}
+
+
+class LiveBytes(TorchDispatchMode):
+    """The `peak` of bytes that tensors hold together while it is active, `beside` those given."""
+
+    def __init__(self, beside: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.peak = 0
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._beside = {StorageWeakRef(tensor.untyped_storage()).cdata for tensor in beside}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                reference = StorageWeakRef(storage)
+                if reference.cdata not in self._beside:  # a view, or a gradient that grew in place
+                    self._alive[reference.cdata] = (reference, storage.nbytes())
+        self._alive = {key: value for key, value in self._alive.items() if not value[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self._alive.values()))
+        return result
+
+
+def _vocab_size(config: Config) -> int:
+    if config.model.init_from:
+        return find_origin(config).tokenizer.vocab_size
+    if (size := vocab_size_of(config.data)) is not None:
+        return size
+    texts = [load_text(name, config.data.path) for name in config.data.sources if name in WHOLE]
+    return len({*"".join(texts)} or {*ALPHABET}) + config.data.bos
+
+
+def _model(config: Config, model: GPT) -> list[str]:
+    m, backend = config.model, model.attentions()[0].backend
+    shape = f"{m.n_layer} layers x {m.n_head} heads, width {m.d_model}, context {m.context_length}"
+    return [
+        f"  model  {shape}: {model.num_parameters():,} parameters",
+        f"         attention on {backend}, linear layers in {config.train.precision}",
+    ]
+
+
+def _steps(config: Config) -> str:
+    steps, tokens = config.train.steps, config.global_batch * config.model.context_length
+    return f"{steps:,} steps x {tokens:,} tokens = {steps * tokens:,}"
