@@ -124,7 +124,7 @@ def _folder(config: Data, request: dict[str, Any]) -> Path:
 @contextmanager
 def _alone(folder: Path) -> Iterator[Path | None]:
     """The temporary folder, for this process alone; None where `folder` is complete."""
-    temporary = folder.with_name(f"tmp-{folder.name}")
+    temporary, new_cache = folder.with_name(f"tmp-{folder.name}"), not folder.parent.exists()
     while not folder.exists():
         temporary.mkdir(parents=True, exist_ok=True)
         handle = os.open(temporary, os.O_RDONLY)
@@ -141,6 +141,8 @@ def _alone(folder: Path) -> Iterator[Path | None]:
                 return
         finally:
             os.close(handle)
+            if new_cache and not any(folder.parent.iterdir()):  # a refused request leaves nothing
+                folder.parent.rmdir()
     yield None
 
 
