@@ -117,12 +117,13 @@ def test_one_that_the_configuration_does_not_tell_of_is_refused(tokenizer, data,
         load(taken_over=tokenizer, **data)
 
 
-@pytest.mark.parametrize("save_every", [1, 2**24])
+@pytest.mark.parametrize("size", [1, 2**24])
 def test_characters_that_the_one_taken_over_does_not_know_are_named_and_leave_nothing(
-    save_every, load, tmp_path, monkeypatch
+    size, load, tmp_path, monkeypatch
 ):
-    """Also where they stand in the validation part alone."""
-    monkeypatch.setattr("data.store.SAVE_EVERY", save_every)
+    """Also where they stand behind a training part that is large enough to be saved by itself."""
+    monkeypatch.setattr("data.preparation.BATCH", size)
+    monkeypatch.setattr("data.store.SAVE_EVERY", size)
     known = CharTokenizer("".join(sorted({*TEXT})), True)
     with pytest.raises(UserError, match="does not know: 'é' 'þ'"):
         load(TEXT + "þé", known)
