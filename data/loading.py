@@ -32,7 +32,8 @@ def load_source(config: Config, tokenizer: Tokenizer | None = None) -> Mixture:
     texts = {name: load_text(name, data.path) for name in data.sources if name in WHOLE}
     tokenizer = tokenizer or make_tokenizer(data, list(texts.values()))
     for name, text in texts.items():
-        sources[name] = Documents(prepared_text(data, T, text, tokenizer), data, T, seed)
+        own = data.model_copy(update={"source": name})
+        sources[name] = Documents(prepared_text(own, T, text, tokenizer), own, T, seed)
     read = [source.symbols for source in sources.values()]
     symbols = torch.cat(read).unique() if read else torch.from_numpy(tokenizer.symbols)
     for name in data.sources:

@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ def prepared_text(config: Data, context_length: int, text: str, tokenizer: Token
     ]
 
     def fill(folder: Path) -> None:
+        tokenizer.encode("".join({*text}))  # what it does not know is told before anything is written
         replace_json(folder / "tokenizer.json", tokenizer.to_json())
         _fill(folder, request, tokenizer, partial(Pieces, pieces), config, context_length)
 
@@ -126,8 +127,13 @@ def _alone(folder: Path) -> Iterator[Path | None]:
     """The temporary folder, for this process alone; None where `folder` is complete."""
     temporary, new_cache = folder.with_name(f"tmp-{folder.name}"), not folder.parent.exists()
     while not folder.exists():
-        temporary.mkdir(parents=True, exist_ok=True)
-        handle = os.open(temporary, os.O_RDONLY)
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with suppress(FileExistsError):
+                temporary.mkdir()
+            handle = os.open(temporary, os.O_RDONLY)
+        except FileNotFoundError:  # another process has completed or removed it in between
+            continue
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,7 +141,8 @@ def _alone(folder: Path) -> Iterator[Path | None]:
                 print(f"waiting for the process that prepares {folder}", file=sys.stderr)
                 fcntl.flock(handle, fcntl.LOCK_EX)  # the kernel lets go of it when a process ends, however
             if folder.exists():  # since we looked
-                temporary.rmdir() if temporary.exists() and not any(temporary.iterdir()) else None
+                with suppress(OSError):  # it is not empty, or another process was faster
+                    temporary.rmdir()
             elif temporary.exists() and os.path.samestat(os.fstat(handle), temporary.stat()):
                 yield temporary
                 return

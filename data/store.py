@@ -75,12 +75,12 @@ def opened(folder: Path) -> tuple[dict[str, Any], Part, Part]:
 
 def refuse_short(parts: dict[str, Any], config: Data, context_length: int) -> None:
     """Raises `UserError` where a part is too short for a window."""
-    place = config.path or config.name or config.source
+    place = config.source if config.source == "shakespeare" else config.path or config.name
     for name in PARTS:
         if (have := parts[name]["tokens"]) <= context_length:
             whole = f"the {name} part of {place} has {have:,} in {parts[name]['documents']:,} documents"
             ways = "shorten the context, give more text or change data.val_fraction"
-            if config.source == "hf" and sum(parts[each]["documents"] for each in PARTS) == 1:
+            if "hf" in config.sources and sum(parts[each]["documents"] for each in PARTS) == 1:
                 ways = "source text splits a single document, data.new_document makes several of lines"
             needs = f"model.context_length {context_length} needs at least {context_length + 1} tokens"
             raise UserError(f"{needs}; {whole}: {ways}")

@@ -6,9 +6,12 @@ The corpora are of distinct characters in ascending order, so the id of a token 
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from configs.schema import Config
 from data.loading import load_source
 from data.mixture import Mixture
+from data.store import Part
 
 T = 17
 
@@ -31,3 +34,8 @@ def places(train: int, val: int = 40, bos: bool = True, text: str = "", **values
 def drawn(name: str, **values) -> Mixture:
     """The synthetic source `name` by itself, in windows of 32 tokens."""
     return load(**{"context": 32, "source": name, **values})
+
+
+def ids_of(part: Part) -> np.ndarray:
+    """All of its tokens, BOS included."""
+    return part.rows(np.array([0]), len(part))[0]

@@ -3,12 +3,10 @@
 The tokens of the text are 0, 1, 2 ... (tests/data/stored.py): an id says which token it is. BOS is the last.
 """
 
-import sys
 import tempfile
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -209,18 +207,20 @@ def test_the_end_of_a_document_is_predicted_where_there_is_a_bos_and_a_token_lef
 
 
 def test_a_window_anywhere_that_meets_a_document_begins_with_its_bos():
-    read = made([9], [4, 3, 4, 1], masked=True)
+    read = made([9], [5, 3, 4, 2, 1, 4], masked=True)
     batch, bos = next(read.validation(9)), read.bos
-    assert batch.inputs_BT[:3].tolist() == [
+    assert batch.inputs_BT[:4].tolist() == [
         [bos, 9, 10, 11, 12],
-        [bos, 13, 14, 15, bos],
-        [bos, 16, 17, 18, 19],
+        [bos, 14, 15, 16, bos],
+        [bos, 17, 18, 19, 20],
+        [bos, 21, 22, bos, 23],
     ]
     assert batch.targets_BT.tolist() == [
-        [9, 10, 11, 12, IGNORED],  # what comes next is a target of the next window, had it not been a BOS
-        [13, 14, 15, bos, IGNORED],
-        [16, 17, 18, 19, bos],
-        [20, *[IGNORED] * 4],
+        [9, 10, 11, 12, 13],
+        [14, 15, 16, bos, IGNORED],  # what comes next is a target of the next window
+        [17, 18, 19, 20, bos],
+        [21, 22, bos, 23, bos],
+        [24, 25, 26, 27, IGNORED],  # the end of the last window is filled up
     ]
 
 
@@ -271,7 +271,8 @@ def test_a_part_shorter_than_a_window_is_refused_with_both_sizes(windows, short,
     with pytest.raises(UserError) as caught:
         made(lengths["train"], lengths["val"], bos=bos, windows=windows)
     wanted = (
-        f"model.context_length {T} needs at least {T + 1} tokens; the {short} part of books/*.txt has {T}:"
+        f"model.context_length {T} needs at least {T + 1} tokens; the {short} part of books/*.txt has {T} in "
+        "1 documents:"
     )
     assert wanted in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -288,7 +289,7 @@ def test_documents_of_one_token_leave_nothing_to_predict_where_each_stands_alone
 def test_what_the_folder_says_is_told_and_bytes_are_those_of_validation():
     read = made([5, 7], [9, 8, 1])
     assert read.description == "14 training tokens in 2 documents and 21 validation tokens in 3 documents"
-    assert read.bytes_per_token == 3
+    assert read.bytes_per_token == 3 * 21 / 20  # the first token is no target
     assert read.symbols.tolist() == list(range(12))
     assert read.fingerprint == "made by hand"
 
@@ -367,8 +368,7 @@ def test_documents_and_what_is_drawn_are_mixed_and_one_tokenizer_serves_both(tmp
     }
     folder = write(tmp_path / "made", parts, 257, 256)
     (folder / "tokenizer.json").write_text('{"kind": "byte", "bos": true}')
-    preparation = SimpleNamespace(prepared=lambda data, tokenizer=None: folder)
-    monkeypatch.setitem(sys.modules, "data.preparation", preparation)
+    monkeypatch.setattr("data.loading.prepared", lambda data, context_length, tokenizer=None: folder)
     data = config(True, masked=True, stages=[{"weights": {"hf": 7, "repeats": 1}}]).model_dump()
     mixture = load_source(
         Config.model_validate({"data": data, "model": {"context_length": 32}, "train": {"batch_size": 16}})

@@ -1,6 +1,5 @@
 """One tokenizer for all sources of a run: made of the training text, or taken over from another run."""
 
-import numpy as np
 import pytest
 import tiktoken
 import torch
@@ -11,6 +10,7 @@ from data.bpe import train_bpe
 from data.loading import load_source
 from data.tokenizers import ByteTokenizer, CharTokenizer
 from tests.data.gpt2_files import gpt2_cache
+from tests.data.made import ids_of
 
 TEXT = "".join(f"{i} times {i} is {i * i}, said the naïve über-reader.\n" for i in range(200))
 BPE = {"tokenizer": "bpe", "vocab_size": 300}
@@ -19,13 +19,13 @@ MIXED = [{"until": 2, "weights": {"repeats": 1}}, {"weights": {"text": 1, "repea
 
 @pytest.fixture
 def load(tmp_path):
-    def load_text(text=TEXT, taken_over=None, **data):
+    def load_text(text=TEXT, taken_over=None, context=32, **data):
         path = tmp_path / "text.txt"
         path.write_text(text, encoding="utf-8")
         places = {"cache_dir": str(tmp_path / "cache")}
         if data.get("source") != "shakespeare":
             places |= {"source": "text", "path": str(path)}
-        values = {"data": places | data, "model": {"context_length": 32}, "train": {"batch_size": 8}}
+        values = {"data": places | data, "model": {"context_length": context}, "train": {"batch_size": 8}}
         return load_source(Config.model_validate(values), taken_over)
 
     return load_text
@@ -54,11 +54,11 @@ def test_validation_text_has_no_say_in_the_encoding(load):
 @pytest.mark.parametrize("data", [BPE, {"tokenizer": "gpt2"}], ids=["bpe", "gpt2"])
 def test_windows_and_bits_per_byte_are_those_of_the_text(source, data, load):
     made = load(source=source, **data)
-    tokens, tokenizer = made.sources[source].tokens, made.tokenizer
-    train, val = (tokenizer.decode_bytes(part) for part in (tokens.train, tokens.val))
+    own, tokenizer = made.sources[source], made.tokenizer
+    train, val = (tokenizer.decode_bytes(ids_of(part)) for part in (own.train, own.val))
     if source == "text":
         assert (train + val).decode() == TEXT
-    assert made.bytes_per_token == pytest.approx(len(val) / len(tokens.val))
+    assert made.bytes_per_token == pytest.approx(len(val) / (len(own.val) - 1))  # BOS is no target
     for row in made.batch(1).inputs_BT:
         assert row[0] == tokenizer.bos
         assert tokenizer.decode_bytes(row) in train
@@ -68,10 +68,10 @@ def test_windows_and_bits_per_byte_are_those_of_the_text(source, data, load):
 @pytest.mark.parametrize("data", [BPE, {"tokenizer": "gpt2"}], ids=["bpe", "gpt2"])
 def test_what_is_drawn_beside_a_text_has_only_tokens_of_its_training_part(data, load):
     made = load(stages=MIXED, **data)
-    read = np.unique(made.sources["text"].tokens.train)
-    assert made.symbols.tolist() == read.tolist()
+    read = {*ids_of(made.sources["text"].train).tolist()}
+    assert made.symbols.tolist() == sorted(read - {made.tokenizer.bos})
     for row in made.batch(1).inputs_BT:
-        assert {*row.tolist()} <= {*read.tolist(), made.tokenizer.bos}
+        assert {*row.tolist()} <= read
 
 
 @pytest.mark.usefixtures("gpt2_at_hand")
@@ -98,9 +98,9 @@ def test_a_table_of_all_pairs_of_gpt2s_tokens_is_refused():
 )
 def test_a_tokenizer_that_is_taken_over_is_the_one_that_encodes(tokenizer, data, load):
     made = load(taken_over=tokenizer, stages=MIXED, **data)
-    tokens = made.sources["text"].tokens
+    own = made.sources["text"]
     assert made.tokenizer is tokenizer
-    assert tokenizer.decode(np.concatenate([tokens.train, tokens.val])) == TEXT
+    assert tokenizer.decode([*ids_of(own.train), *ids_of(own.val)]) == TEXT
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,23 @@ def test_one_that_the_configuration_does_not_tell_of_is_refused(tokenizer, data,
         load(taken_over=tokenizer, **data)
 
 
-def test_characters_that_the_one_taken_over_does_not_know_are_named(load):
-    with pytest.raises(UserError, match="does not know: 'ï' 'ü'"):
-        load(taken_over=CharTokenizer("".join(sorted({*TEXT} - {*"ïü"})), True))
+@pytest.mark.parametrize("size", [1, 2**24])
+def test_characters_that_the_one_taken_over_does_not_know_are_named_and_leave_nothing(
+    size, load, tmp_path, monkeypatch
+):
+    """Also where they stand behind a training part that is large enough to be saved by itself."""
+    monkeypatch.setattr("data.preparation.BATCH", size)
+    monkeypatch.setattr("data.store.SAVE_EVERY", size)
+    known = CharTokenizer("".join(sorted({*TEXT})), True)
+    with pytest.raises(UserError, match="does not know: 'é' 'þ'"):
+        load(TEXT + "þé", known)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(("context", "named"), [(100, "text.txt"), (200_000, "shakespeare")])
+def test_of_two_texts_the_one_that_is_too_short_is_named(context, named, load):
+    """Neither is so by the other's name: the plays have about 1,100,000 characters."""
+    stages = [{"weights": {"shakespeare": 1, "text": 1}}]
+    text = "abc" * (200 if named == "text.txt" else 2_000_000)
+    with pytest.raises(UserError, match=rf"the val part of \S*{named} has"):
+        load(text, stages=stages, context=context, tokenizer="byte")

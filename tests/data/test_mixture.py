@@ -15,9 +15,9 @@ from configs import UserError
 from configs.schema import Source, Stage
 from data.corpora import shakespeare
 from data.mixture import Mixture, sequences_of
-from data.sources import Batch
+from data.sources import IGNORED, Batch
 from data.tokenizers import ByteTokenizer
-from tests.data.made import T, drawn, load, places
+from tests.data.made import T, drawn, ids_of, load, places
 
 TEXT = "".join(random.Random(0).choices("ABCDEFGHIJKLMNOPQRSTUVWXYZ", k=1500))
 NAMES = st.sampled_from(["shakespeare", "text", "repeats", "backcopy"])
@@ -232,8 +232,9 @@ def test_what_is_held_back_is_of_the_first_source_alone_and_stages_do_not_move_i
 def test_validation_text_has_nothing_of_the_other_sources(tmp_path):
     source = load(rows=8, source="text", stages=STAGES, **text(tmp_path))
     held_out = TEXT[int(0.8 * len(TEXT)) :]
-    for inputs_BT, _, _ in source.validation(8):
-        assert all(source.tokenizer.decode(row) in held_out for row in inputs_BT.tolist())
+    for inputs_BT, targets_BT, _ in source.validation(8):
+        counted = [row[target != IGNORED] for row, target in zip(inputs_BT, targets_BT, strict=True)]
+        assert all(source.tokenizer.decode(row.tolist()) in held_out for row in counted)
     text_BT, _ = source.probe_text(5, T, True)
     assert all(source.tokenizer.decode(row) in held_out for row in text_BT.tolist())
 
@@ -244,10 +245,10 @@ def test_two_texts_share_a_tokenizer_that_knows_both(first, tmp_path):
     stages = [{"weights": {"shakespeare": 1, "text": 1}}]
     source = load(rows=8, source=first, stages=stages, **text(tmp_path, content))
     assert source.tokenizer.decode(source.tokenizer.encode(content)) == content
-    plays, own = shakespeare(), source.sources["text"].tokens
+    plays, own = shakespeare(), source.sources["text"]
     assert source.tokenizer.vocab_size == len({*plays, *content}) + 1
-    assert source.tokenizer.decode([*own.train, *own.val]) == content
-    assert source.tokenizer.decode(source.sources["shakespeare"].tokens.train) in plays
+    assert source.tokenizer.decode([*ids_of(own.train), *ids_of(own.val)]) == content
+    assert source.tokenizer.decode(ids_of(source.sources["shakespeare"].train)) in plays
     rows = [source.tokenizer.decode(row) for row in source.batch(1).inputs_BT.tolist()]
     assert [row in content for row in rows] == [False] * 4 + [True] * 4
     assert all(row in plays for row in rows[:4])

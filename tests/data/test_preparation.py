@@ -16,6 +16,8 @@ import pytest
 
 from configs import UserError
 from data import hub, preparation, store
+from data.bpe import train_bpe
+from data.preparation import prepared_text
 from data.tokenizers import load_tokenizer, make_tokenizer
 from tests.data.corpus import ODD, asked, contents, data_set, jsonl, parquet, read, texts
 from tests.data.gpt2_files import gpt2_cache
@@ -61,36 +63,18 @@ def test_the_documents_come_back_from_the_files_each_on_its_side(tokenizer, bos,
     assert parts["train"] == [row for row in rows if not is_val(row, 0.2)]
     assert parts["val"] == [row for row in rows if is_val(row, 0.2)]
     meta = json.loads((folder / "meta.json").read_text())
-    assert meta["dtype"] == "uint16"
     assert meta["vocab_size"] == load_tokenizer(folder / "tokenizer.json").vocab_size
     for part, documents in parts.items():
         shards = sorted(folder.glob(f"{part}-[0-9]*.bin"))
-        sizes = [path.stat().st_size // 2 for path in shards]
+        sizes = [path.stat().st_size // np.dtype(meta["dtype"]).itemsize for path in shards]
         assert sizes[:-1] == [1000] * (len(sizes) - 1)
         assert 0 < sizes[-1] <= 1000
         assert meta[part]["bytes"] == sum(len(document.encode()) for document in documents)
         assert meta[part]["sha256"] == [hashlib.sha256(path.read_bytes()).hexdigest() for path in shards]
-        ids = {int(i) for path in shards for i in np.fromfile(path, np.uint16)}
+        ids = {int(i) for path in shards for i in np.fromfile(path, meta["dtype"])}
         assert np.fromfile(folder / f"{part}-symbols.bin", np.int64).tolist() == sorted(ids - {meta["bos"]})
     assert len(shards) > 0
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [folder.name]
-
-
-def test_ids_that_do_not_fit_in_16_bits_take_32(tmp_path):
-    class Wide:
-        kind, bos, vocab_size = "byte", 70_000, 70_001
-
-        def encode(self, text):
-            return np.array([ord(letter) + 60_000 for letter in text], np.uint32)
-
-        def to_json(self):
-            return {"kind": "byte", "bos": True}
-
-    path = jsonl(tmp_path / "a.jsonl", ["a", "b", "c", "d", "e", "f"])
-    folder = prepared(asked(tmp_path, path=str(path), val_fraction=0.5), Wide())
-    assert json.loads((folder / "meta.json").read_text())["dtype"] == "uint32"
-    ids = np.concatenate([np.fromfile(folder / f"{part}-00000.bin", np.uint32) for part in ("train", "val")])
-    assert sorted(ids) == sorted([70_000] * 6 + [ord(letter) + 60_000 for letter in "abcdef"])
 
 
 @pytest.mark.parametrize("holder", ["shuffled", "parquet", "folder", "texts"])
@@ -223,12 +207,20 @@ def test_bpe_is_trained_on_the_training_documents_at_the_beginning(tmp_path, mon
 # Killed
 
 
-def test_a_kill_at_whatever_write_changes_no_byte_of_what_comes_out(tmp_path, monkeypatch):
+@pytest.mark.parametrize("source", ["hf", "text"])
+def test_a_kill_at_whatever_write_changes_no_byte_of_what_comes_out(source, tmp_path, monkeypatch):
     """In this process, with an exception that nothing handles in the place of a kill."""
     rows = [*texts(60), None, ""]
     path = jsonl(tmp_path / "a.jsonl", rows)
     values = {"path": str(path), "val_fraction": 0.3, "tokenizer": "bpe", "vocab_size": 270}
-    whole = contents(prepared(asked(tmp_path / "whole", **values)))
+    trained = train_bpe(texts(60), 270, True)
+
+    def made(folder: Path) -> Path:
+        if source == "hf":
+            return prepared(asked(folder, **values))
+        return prepared_text(asked(folder, **{**values, "source": "text"}), 1, "".join(texts(60)), trained)
+
+    whole = contents(made(tmp_path / "whole"))
     writes = [(store.Writer, "_append"), (store, "_sync"), (Path, "replace"), (Path, "rename")]
     writes += [(Path, "unlink"), (os, "truncate"), (Path, "write_text")]
     left = 0
@@ -249,12 +241,11 @@ def test_a_kill_at_whatever_write_changes_no_byte_of_what_comes_out(tmp_path, mo
     for owner, name in writes:
         monkeypatch.setattr(owner, name, fatal(getattr(owner, name)))
     left, kills, rng = 0, 0, random.Random(0)
-    for first in range(1, 160, 9):
-        data = asked(tmp_path / f"{first}", **values)
+    for first in range(1, 160, 9) if source == "hf" else range(1, 50):
         left = first
         while True:
             try:
-                folder = prepared(data)
+                folder = made(tmp_path / f"{first}")
                 break
             except Killed:
                 kills += 1
@@ -343,6 +334,30 @@ def test_a_process_waits_for_the_one_that_prepares_and_takes_over_from_the_dead(
     assert sum(map(len, read(finish(second)).values())) == 8_000
 
 
+@pytest.mark.parametrize("completes", [True, False])
+def test_a_process_that_ends_as_another_begins_to_wait_for_it_is_not_in_its_way(
+    completes, tmp_path, monkeypatch
+):
+    """Between the other's look at its folder and the lock: it has completed it, or given up."""
+    path = jsonl(tmp_path / "a.jsonl", texts(20))
+    elsewhere = prepared(asked(tmp_path / "elsewhere", path=str(path), val_fraction=0.3))
+    here, opening = tmp_path / "cache" / elsewhere.name, os.open
+
+    def ends(place, flags):
+        monkeypatch.setattr(os, "open", opening)
+        Path(place).rmdir()
+        if completes:
+            elsewhere.rename(here)
+        return opening(place, flags)
+
+    whole = contents(elsewhere)
+    monkeypatch.setattr(os, "open", ends)
+    assert prepared(asked(tmp_path, path=str(path), val_fraction=0.3)) == here
+    assert os.open is opening
+    assert contents(here) == whole
+    assert os.listdir(here.parent) == [here.name]
+
+
 # Faults
 
 
@@ -382,17 +397,29 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "share", "said"),
     [
-        (5, 0.0001, "5 train documents, 0 val documents; give more text or another data.val_fraction"),
-        (5, 0.9999, "0 train documents, 5 val documents; give more"),
-        (1, 0.01, "1 train documents, 0 val documents; source text splits a single document"),
-        (0, 0.01, "holds no text|0 train documents, 0 val documents"),
+        (5, 0.0001, "val part of {path} has 0 in 0 documents: .*give more text or change data.val_fraction"),
+        (5, 0.9999, "train part of {path} has 0 in 0 documents: .*give more text"),
+        (1, 0.0001, "val part of {path} has 0 in 0 documents: source text splits a single document"),
+        (0, 0.01, "train part of {path} has 0 in 0 documents"),
     ],
 )
-def test_a_part_without_documents_is_told_with_the_numbers_and_leaves_nothing(rows, share, said, tmp_path):
+@pytest.mark.parametrize("source", ["hf", "repeats"])
+def test_a_part_without_documents_is_told_with_the_numbers_and_leaves_nothing(
+    source, rows, share, said, tmp_path
+):
+    """Also where the documents come in a later stage."""
     path = jsonl(tmp_path / "a.jsonl", [*texts(rows), None])
-    with pytest.raises(UserError, match=said) as caught:
-        prepared(asked(tmp_path, path=str(path), val_fraction=share))
+    later = {"source": source, "stages": [{"until": 9, "weights": {source: 1}}, {"weights": {"hf": 1}}]}
+    with pytest.raises(UserError, match=said.format(path=path)) as caught:
+        prepared(asked(tmp_path, path=str(path), val_fraction=share, **later))
     assert "\n" not in str(caught.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_documents_too_short_for_a_window_leave_nothing_though_much_was_saved(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", texts(99))
+    with pytest.raises(UserError, match=r"context_length 9999 needs at least 10000 tokens; .* has [\d,]+ in"):
+        preparation.prepared(asked(tmp_path, path=str(path), val_fraction=0.1), 9999)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -426,7 +453,7 @@ MEASURE = PREPARE.replace("300_000, 20_000, 50_000", "2**26, 2**20, 2**24").repl
 try:
     preparation.prepared(data, 1)
 except Exception as error:
-    assert "1 train documents, 0 val" in str(error) or "0 train documents, 1 val" in str(error), error
+    assert "has 0 in 0 documents: source text splits a single document" in str(error), error
 (peak,) = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
 print(int(peak) // 1024)
 """,

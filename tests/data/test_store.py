@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from configs import UserError
 from data.documents import Documents
 from data.store import Part
+from tests.data.corpus import contents
 from tests.data.stored import config, write
 
 
@@ -50,8 +51,8 @@ def test_ids_come_back_as_they_were_also_above_65535(tmp_path, last):
 
 
 FILES = ["train-00000.bin", "train-00001.bin", "train-00002.bin", "train-documents.bin", "val-00001.bin"]
-FILES += ["val-documents.bin", "train-symbols.bin"]
-WHOLE_NUMBER = {"train-symbols.bin": 8, "train-documents.bin": 8, "val-documents.bin": 8}
+FILES += ["val-documents.bin"]
+WHOLE_NUMBER = {"train-documents.bin": 8, "val-documents.bin": 8}
 
 
 def cut_by_a_byte(path: Path) -> None:
@@ -62,31 +63,73 @@ def cut_by_a_number(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: -WHOLE_NUMBER.get(path.name, 2)])
 
 
+def lengthened(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + bytes(WHOLE_NUMBER.get(path.name, 2)))
+
+
 def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
+def a_list(path: Path) -> None:
+    path.write_text("[]")
+
+
+def without_a_part(path: Path) -> None:
+    path.write_text(json.dumps({key: value for key, value in meta(path.parent).items() if key != "val"}))
+
+
+def wrong_fields(path: Path) -> None:
+    path.write_text(json.dumps(meta(path.parent) | {"dtype": "float99", "train": 3}))
+
+
+def no_dtype(path: Path) -> None:
+    path.write_text(json.dumps(meta(path.parent) | {"dtype": "float99"}))
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [(name, damage) for name in FILES for damage in (Path.unlink, empty, cut_by_a_byte, cut_by_a_number)][
-        :-1
+    [
+        *(
+            (name, damage)
+            for name in FILES
+            for damage in (Path.unlink, empty, cut_by_a_byte, cut_by_a_number)
+        ),
+        *((name, lengthened) for name in ("train-00002.bin", "train-documents.bin", "val-documents.bin")),
+        # How many symbols there are stands nowhere else.
+        *(("train-symbols.bin", damage) for damage in (Path.unlink, empty, cut_by_a_byte)),
+        *(
+            ("meta.json", damage)
+            for damage in (Path.unlink, empty, cut_by_a_byte, a_list, without_a_part, wrong_fields, no_dtype)
+        ),
     ],
-)  # how many symbols there are stands nowhere else
+)
 def test_a_damaged_folder_is_refused_in_a_line_that_names_the_file_and_what_to_do(name, damage, tmp_path):
     part(tmp_path, list(range(100)), 40, 300)
     damage(tmp_path / name)
+    before = contents(tmp_path)
     with pytest.raises(UserError) as caught:
         Documents(tmp_path, config(False), 17, 1)
     assert str(tmp_path / name) in str(caught.value)
     assert f"remove {tmp_path} and prepare again" in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("shard", [40, 100])
+def test_a_part_that_has_more_tokens_than_was_said_is_refused(shard, tmp_path):
+    part(tmp_path, list(range(100)), shard, 300)
+    lengthened(tmp_path / "val-00000.bin")
+    with pytest.raises(UserError, match=rf"val-0000\d.bin is damaged .*remove {tmp_path} and prepare again"):
+        Documents(tmp_path, config(False), 17, 1)
 
 
 def test_an_id_beyond_the_vocabulary_never_leaves_the_store(tmp_path):
     made = part(tmp_path, [5, 6, 7, 300, 8, 9], 4, 300)
     assert made.rows(np.array([0, 4]), 2).tolist() == [[5, 6], [8, 9]]
-    with pytest.raises(UserError, match=r"train-00000.bin is damaged \(id 300 in a vocabulary of 300\)"):
+    with pytest.raises(UserError, match=r"train-00000.bin is damaged \(id 300 in a vocabulary of 300\)") as e:
         made.rows(np.array([4, 2]), 2)
+    assert f"remove {tmp_path} and prepare again" in str(e.value)
 
 
 def test_a_symbol_beyond_the_vocabulary_is_refused(tmp_path):
