@@ -15,7 +15,7 @@ from pydantic import Field as Key
 Source = Literal["shakespeare", "text", "hf", "repeats", "backcopy"]
 WHOLE: set[Source] = {"shakespeare", "text"}  # texts that are read whole
 TEXTS: set[Source] = {*WHOLE, "hf"}
-Encoding = Literal["gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base"]
+Tokens = Literal["char", "byte", "bpe", "gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base"]
 HUB: dict[str, dict[str, str]] = {  # short names of `data.name`
     "tinystories": {"name": "roneneldan/TinyStories"},
     "wikitext-103": {
@@ -108,7 +108,7 @@ class Data(Section):
         description="hf: where windows begin; documents: whole ones side by side, padded (null: anywhere)",
     )
     mask_documents: bool | None = Key(None, description="hf: attention stays in a document (null: false)")
-    tokenizer: Literal["char", "byte", "bpe"] | Encoding = Key(
+    tokenizer: Tokens = Key(
         "char", description="a token per character, per byte, trained on the corpus, or one of tiktoken's"
     )
     vocab_size: int | None = Key(

@@ -4,7 +4,6 @@ While it is written a folder is called `tmp-<key>`; its `progress.json` says how
 some document, and where the reader of documents stood there.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -12,12 +11,13 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from configs import UserError
@@ -85,23 +85,46 @@ class Pieces:
 
 
 def _complete(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """`folder`, which `fill` makes unless it is there."""
+    """`folder`, which `fill` makes unless it is there, one process at a time."""
+    temporary, lock = folder.with_name(f"tmp-{folder.name}"), folder.with_name(f"{folder.name}.lock")
     try:
-        with _alone(folder) as temporary:
-            if temporary is not None:
-                try:
-                    if not (temporary / "meta.json").exists():
-                        fill(temporary)
-                    (temporary / "progress.json").unlink(missing_ok=True)
-                except UserError:
-                    if not (temporary / "progress.json").exists():  # nothing to go on from
-                        shutil.rmtree(temporary)
-                    raise
-                temporary.rename(folder)
+        with _alone(folder, lock):
+            if folder.exists():
+                return folder
+            temporary.mkdir(exist_ok=True)
+            try:
+                if not (temporary / "meta.json").exists():
+                    fill(temporary)
+                (temporary / "progress.json").unlink(missing_ok=True)
+            except UserError:
+                if not (temporary / "progress.json").exists():  # nothing to go on from: nothing is left
+                    shutil.rmtree(temporary)
+                raise
+            temporary.rename(folder)
     except OSError as error:
         kept = "what is done so far is kept, the next start goes on from there"
         raise UserError(f"cannot write to data.cache_dir {folder.parent}: {error.strerror}; {kept}") from None
     return folder
+
+
+@contextmanager
+def _alone(folder: Path, lock: Path) -> Iterator[None]:
+    """Hold the lock, which the kernel lets go of when a process ends, however; a cache is there meanwhile."""
+    is_new = not folder.parent.exists()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    held = FileLock(lock)
+    try:
+        held.acquire(blocking=False)
+    except Timeout:
+        print(f"waiting for the process that prepares {folder}", file=sys.stderr)
+        held.acquire()
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        held.release()
+        if is_new and not any(folder.parent.iterdir()):
+            folder.parent.rmdir()
 
 
 def _request(config: Data) -> dict[str, Any]:
@@ -120,37 +143,6 @@ def _request(config: Data) -> dict[str, Any]:
 
 def _folder(config: Data, request: dict[str, Any]) -> Path:
     return Path(config.cache_dir) / sha256(json.dumps(request).encode())[:16]
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[Path | None]:
-    """The temporary folder, for this process alone; None where `folder` is complete."""
-    temporary, new_cache = folder.with_name(f"tmp-{folder.name}"), not folder.parent.exists()
-    while not folder.exists():
-        temporary.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with suppress(FileExistsError):
-                temporary.mkdir()
-            handle = os.open(temporary, os.O_RDONLY)
-        except FileNotFoundError:  # another process has completed or removed it in between
-            continue
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print(f"waiting for the process that prepares {folder}", file=sys.stderr)
-                fcntl.flock(handle, fcntl.LOCK_EX)  # the kernel lets go of it when a process ends, however
-            if folder.exists():  # since we looked
-                with suppress(OSError):  # it is not empty, or another process was faster
-                    temporary.rmdir()
-            elif temporary.exists() and os.path.samestat(os.fstat(handle), temporary.stat()):
-                yield temporary
-                return
-        finally:
-            os.close(handle)
-            if new_cache and not any(folder.parent.iterdir()):  # a refused request leaves nothing
-                folder.parent.rmdir()
-    yield None
 
 
 def _fill(

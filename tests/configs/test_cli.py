@@ -111,13 +111,17 @@ def test_any_resolved_form_is_complete_and_parses_to_itself(argv, tmp_path):
     assert {f"{name}.{key}" for name, section in written.items() for key in section} == set(FIELDS)
 
 
+NONE_IS_THE_RULE = {"log.group", "model.window", "model.init_from"}
+NONE_IS_THE_RULE |= {f"data.{key}" for key in ("name", "path", "subset", "revision", "take", "new_document")}
+
+
 @pytest.mark.parametrize(
     "argv", [*COMBINATIONS, *(["--config", str(path)] for path in PRESETS)], ids=" ".join
 )
 def test_what_is_still_null_once_resolved_could_have_no_effect(argv):
     """A null that stood for some number would take that number."""
     for key in FIELDS:
-        if value(config(*argv), key) is None and key != "log.group":  # a name, and none is the rule
+        if value(config(*argv), key) is None and key not in NONE_IS_THE_RULE:
             assert key.split(".")[1] in refused(*argv, f"--{key}", "0.5" if key != "model.d_mlp" else "5")
 
 

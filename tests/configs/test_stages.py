@@ -85,7 +85,7 @@ def refused_values(wanted: list) -> str:
     return str(caught.value)
 
 
-EXISTS = "'shakespeare', 'text', 'repeats' or 'backcopy'"
+EXISTS = "'shakespeare', 'text', 'hf', 'repeats' or 'backcopy'"
 WRONG = {
     "unknown source": ([{"weights": {"repeat": 1}}], ["data.stages.0.weights:", EXISTS, "'repeat'"]),
     "source that is no name": ([{"weights": {"2": 1}}], ["data.stages.0.weights:", EXISTS, "'2'"]),

@@ -15,7 +15,7 @@ from tests.configs.asked import FIELDS, PRESETS, config, refused, value, write
 def test_all_problems_of_file_and_command_line_come_in_one_message(tmp_path):
     path = write(tmp_path, "model: {n_layers: 3, n_head: 0}\ntrain: {steps: many}\nprob: {every: 3}\n")
     message = refused(
-        *("--config", path, "--optimizer.lrr", "1", "--log.every=0", "--data.tokenizer", "bpe"),
+        *("--config", path, "--optimizer.lrr", "1", "--log.every=0", "--data.tokenizer", "words"),
         *("--optimizer.muon_lr", "0.1", "--run.seed", "1.5"),
     )
     for words in (
@@ -25,7 +25,7 @@ def test_all_problems_of_file_and_command_line_come_in_one_message(tmp_path):
         ("prob:", "no such key"),
         ("optimizer.lrr", "nearest: optimizer.lr"),
         ("log.every", "'0'"),
-        ("data.tokenizer", "'char' or 'byte'", "'bpe'"),
+        ("data.tokenizer", "'char', 'byte', 'bpe'", "'words'"),
         ("muon_lr", "optimizer.name muon"),
         ("run.seed", "'1.5'"),
     ):
@@ -182,6 +182,7 @@ def test_a_switch_that_may_be_left_open_takes_yes_no_and_null(key, given, tmp_pa
 
 SAVED = ["--model.qk_norm", "true", "--optimizer.schedule", "linear"]
 OTHER = {
+    "model.init_from": "runs/other",
     "model.n_layer": "5",
     "model.n_head": "8",
     "model.n_kv_head": "2",

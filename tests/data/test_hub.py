@@ -182,7 +182,7 @@ def test_pieces_end_where_tokens_do_if_they_can(tmp_path, monkeypatch):
 
 # Going on
 
-WAYS = ["jsonl", "parquet", "folder", "text", "lines", "parquet lines", "one long text"]
+WAYS = ["jsonl", "jsonl take", "parquet", "folder", "text", "lines", "parquet lines", "one long text"]
 
 
 def corpus(way: str, folder: Path) -> dict:
@@ -199,7 +199,8 @@ def corpus(way: str, folder: Path) -> dict:
     for i, part in enumerate((rows[:9], rows[9:10], rows[10:])):
         parquet(folder / f"{i}.parquet", part, 4) if "parquet" in way else jsonl(folder / f"{i}.jsonl", part)
     values = {"path": str(folder / ("*.parquet" if "parquet" in way else "*.jsonl"))}
-    return values | ({"new_document": "^1"} if "lines" in way else {})
+    values |= {"new_document": "^1"} if "lines" in way else {}
+    return values | ({"take": 20} if "take" in way else {})
 
 
 @pytest.mark.parametrize("streaming", [True, False])

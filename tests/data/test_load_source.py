@@ -127,7 +127,7 @@ def test_characters_that_the_one_taken_over_does_not_know_are_named_and_leave_no
     known = CharTokenizer("".join(sorted({*TEXT})), True)
     with pytest.raises(UserError, match="does not know: 'é' 'þ'"):
         load(TEXT + "þé", known)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize(("context", "named"), [(100, "text.txt"), (200_000, "shakespeare")])

@@ -1,6 +1,5 @@
 """Tokens of large corpora: complete or absent, the same after any kill; a document stays on its side."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from configs import UserError
 from data import hub, preparation, store
@@ -152,6 +152,13 @@ def test_what_is_there_is_not_prepared_again(tmp_path):
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
+def test_a_data_set_is_found_again_where_its_folder_was_moved(tmp_path):
+    here = data_set(tmp_path / "here", one=texts(99))
+    folder = prepared(asked(tmp_path, name=str(here), subset="one", val_fraction=0.2))
+    there = here.rename(tmp_path / "there")
+    assert prepared(asked(tmp_path, name=str(there), subset="one", val_fraction=0.2)) == folder
+
+
 def test_a_changed_request_or_file_never_meets_the_old_tokens(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", texts(99))
     changes = [
@@ -194,14 +201,16 @@ def test_a_tokenizer_trained_on_these_documents_finds_their_folder_and_another_m
 
 
 def test_bpe_is_trained_on_the_training_documents_at_the_beginning(tmp_path, monkeypatch):
-    rows = ["ab" * 50 + f" {i}" for i in range(40)] + ["yz" * 5000]
-    rows += ["cd" * 500 for row in range(1)]
-    path = jsonl(tmp_path / "a.jsonl", rows)
-    monkeypatch.setattr(preparation, "BPE_TEXT", 2000)
-    size = {"tokenizer": "bpe", "vocab_size": 258}  # one merge
-    folder = prepared(asked(tmp_path, path=str(path), val_fraction=0.2, **size))
-    ids = load_tokenizer(folder / "tokenizer.json").encode("ababyzyz")
-    assert len(ids) == 6
+    """The one merge is of the commonest pair there, though others are commoner in validation and later on."""
+    held_back = [row for row in (f"{i}" + "qx" * 90 for i in range(99)) if is_val(row, 0.3)]
+    trained = [row for row in (f"{i}" + "ab" * 30 for i in range(99)) if not is_val(row, 0.3)]
+    rows = [row for pair in zip(trained[:9], held_back, strict=False) for row in pair]
+    path = jsonl(tmp_path / "a.jsonl", [*rows, *("yz" * 5000 + f"{i}" for i in range(9))])
+    monkeypatch.setattr(preparation, "BPE_TEXT", sum(map(len, rows)))
+    one_merge = {"tokenizer": "bpe", "vocab_size": 258}
+    folder = prepared(asked(tmp_path, path=str(path), val_fraction=0.3, **one_merge))
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    assert [len(tokenizer.encode(pair)) for pair in ("ab", "qx", "yz")] == [1, 2, 2]
 
 
 # Killed
@@ -256,6 +265,24 @@ def test_a_kill_at_whatever_write_changes_no_byte_of_what_comes_out(source, tmp_
     assert kills > 20
 
 
+def test_what_was_done_before_a_kill_is_not_done_again(tmp_path, monkeypatch):
+    """Neither the tokenizer once it is trained, nor the tokens once all are there."""
+    path = jsonl(tmp_path / "a.jsonl", texts(99))
+    data = asked(tmp_path, path=str(path), val_fraction=0.3, tokenizer="bpe", vocab_size=270)
+
+    def kill(*arguments, **keywords):
+        raise KeyboardInterrupt
+
+    for owner, name in ((store.Writer, "save"), (Path, "rename")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, kill)
+            with pytest.raises(KeyboardInterrupt):
+                prepared(data)
+        monkeypatch.setattr(preparation, "train_bpe", kill)
+    monkeypatch.setattr(preparation, "Corpus", kill)
+    assert sum(map(len, read(prepared(data)).values())) == 99
+
+
 PREPARE = """
 import sys
 from configs.schema import Data
@@ -305,7 +332,10 @@ def test_killed_processes_leave_what_another_goes_on_with(kills, tmp_path):
     rng, killed = random.Random(kills), 0
     for i in range(kills):
         killed += kill_at(start(path, cache), cache, size * (i + rng.random()) // (kills + 1))
-        assert not [folder for folder in cache.iterdir() if not folder.name.startswith("tmp-")] or killed <= i
+        assert (
+            not [path for path in cache.iterdir() if path.name[:4] != "tmp-" and path.suffix != ".lock"]
+            or killed <= i
+        )
     assert killed
     folder = finish(start(path, cache))
     assert contents(folder) == whole
@@ -323,39 +353,14 @@ def test_processes_that_prepare_the_same_at_once_prepare_it_once(tmp_path):
 def test_a_process_waits_for_the_one_that_prepares_and_takes_over_from_the_dead(tmp_path):
     path, cache = jsonl(tmp_path / "a.jsonl", texts(8_000)), tmp_path / "cache"
     assert kill_at(start(path, cache), cache, 1)
-    (temporary,) = cache.iterdir()
+    (temporary,), (lock,) = cache.glob("tmp-*"), cache.glob("*.lock")
     before = contents(temporary)
-    lock = os.open(temporary, os.O_RDONLY)  # as the dead one had it
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    second = start(path, cache)
-    assert "waiting for the process" in second.stderr.readline()
-    assert contents(temporary) == before
-    os.close(lock)
+    with FileLock(lock):  # as the dead one had it
+        second = start(path, cache)
+        assert "waiting for the process" in second.stderr.readline()
+        assert contents(temporary) == before
     assert sum(map(len, read(finish(second)).values())) == 8_000
-
-
-@pytest.mark.parametrize("completes", [True, False])
-def test_a_process_that_ends_as_another_begins_to_wait_for_it_is_not_in_its_way(
-    completes, tmp_path, monkeypatch
-):
-    """Between the other's look at its folder and the lock: it has completed it, or given up."""
-    path = jsonl(tmp_path / "a.jsonl", texts(20))
-    elsewhere = prepared(asked(tmp_path / "elsewhere", path=str(path), val_fraction=0.3))
-    here, opening = tmp_path / "cache" / elsewhere.name, os.open
-
-    def ends(place, flags):
-        monkeypatch.setattr(os, "open", opening)
-        Path(place).rmdir()
-        if completes:
-            elsewhere.rename(here)
-        return opening(place, flags)
-
-    whole = contents(elsewhere)
-    monkeypatch.setattr(os, "open", ends)
-    assert prepared(asked(tmp_path, path=str(path), val_fraction=0.3)) == here
-    assert os.open is opening
-    assert contents(here) == whole
-    assert os.listdir(here.parent) == [here.name]
+    assert os.listdir(cache) == [temporary.name.removeprefix("tmp-")]
 
 
 # Faults
@@ -380,7 +385,7 @@ def test_a_full_disk_is_told_in_a_line_and_loses_nothing(tmp_path, monkeypatch):
             prepared(data)
     assert str(tmp_path / "cache") in str(caught.value)
     assert "\n" not in str(caught.value)
-    (temporary,) = (tmp_path / "cache").iterdir()
+    (temporary,) = (tmp_path / "cache").glob("tmp-*")
     assert json.loads((temporary / "progress.json").read_text())["parts"]["train"]["documents"] > 5
     assert contents(prepared(data)) == contents(
         prepared(asked(tmp_path / "other", path=str(path), val_fraction=0.2))
@@ -413,14 +418,14 @@ def test_a_part_without_documents_is_told_with_the_numbers_and_leaves_nothing(
     with pytest.raises(UserError, match=said.format(path=path)) as caught:
         prepared(asked(tmp_path, path=str(path), val_fraction=share, **later))
     assert "\n" not in str(caught.value)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert not (tmp_path / "cache").exists()
 
 
 def test_documents_too_short_for_a_window_leave_nothing_though_much_was_saved(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", texts(99))
     with pytest.raises(UserError, match=r"context_length 9999 needs at least 10000 tokens; .* has [\d,]+ in"):
         preparation.prepared(asked(tmp_path, path=str(path), val_fraction=0.1), 9999)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ def test_a_file_in_the_place_of_the_folder_is_refused(place, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "sections", "message"),
     [
-        (TEXT, {"model": {"context_length": 500}}, "context_length 500 needs at least 500 tokens"),
-        (TEXT, {"data": {"val_fraction": 0.01}}, "needs at least 17 tokens; the val part"),
+        (TEXT, {"model": {"context_length": 500}}, "context_length 500 needs at least 501 tokens"),
+        (TEXT, {"data": {"val_fraction": 0.01}}, "needs at least 18 tokens; the val part"),
         ("", {}, "text.txt"),
     ],
 )
