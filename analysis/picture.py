@@ -24,18 +24,17 @@ def draw(path: Path, view: View) -> None:
         (losses, probe["repeat_loss_2"], "black", "second time", "-"),
     ]
     for kind in SHOWN:
-        label, colour = KINDS[kind]
+        axes, (label, colour) = panels[kind], KINDS[kind]
         lines.append(
             (scores, [found and found[0] for found in probe[kind]], colour, f"best {label} head", "-")
         )
         scores_LH = np.array(view["maps"]["scores"][kind][-1], dtype=float)  # None becomes NaN
-        scale = LinearSegmentedColormap.from_list(kind, ["#f4f4f4", colour])
-        panels[kind].imshow(scores_LH, scale, vmin=0, vmax=1)
-        panels[kind].set_title(label, fontsize=10, color=colour)
-        panels[kind].set(xlabel="head" if kind == SHOWN[-1] else None, ylabel="layer")
-        panels[kind].locator_params(nbins=6, integer=True)
-        panels[kind].tick_params(length=0)
-        panels[kind].spines[:].set_visible(False)
+        axes.imshow(scores_LH, LinearSegmentedColormap.from_list(kind, ["#f4f4f4", colour]), vmin=0, vmax=1)
+        axes.set_title(label, fontsize=10, color=colour)
+        axes.set(xlabel="head" if kind == SHOWN[-1] else None, ylabel="layer")
+        axes.locator_params(nbins=6, integer=True)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
     for axes, values, colour, label, line in lines:
         numbers = np.array(values, dtype=float)
         axes.plot(

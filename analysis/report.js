@@ -255,9 +255,8 @@ function drawMatrix(node, { tokens, thousandths }, head, colour) {
 function drawAttention(box) {
   const run = runs[box.dataset.run], find = (name) => box.querySelector(`.${name}`);
   const names = Object.keys(run.attention[0].thousandths), places = names.map((name) => name.split(".").map(Number));
-  // That of its first label, or of what it is the best of.
-  const kindOf = (head) => Object.keys(kinds).find((kind) => run.heads[head]?.labels.includes(kinds[kind][0]))
-    || Object.keys(run.best).find((kind) => run.best[kind] === head);
+  // That of its first label or, before there are any, of what it is the best of.
+  const kindOf = (head) => Object.keys(kinds).find((kind) => run.typed ? run.heads[head]?.labels.includes(kinds[kind][0]) : run.best[kind] === head);
   const colourOf = (head) => kinds[kindOf(head)]?.[1] || "#2b3a67";
   const state = { text: 0, head: names[0] };
   const buttons = [];

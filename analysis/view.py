@@ -51,6 +51,8 @@ def view(
     last = probed[-1] if probed else {"step": None, "scores": {}}
     cells = sum(len(row) for rows in last["scores"].values() for row in rows)
     mapped = thin(probed, max(2, min(MOST_POINTS, MOST_CELLS // max(1, cells)) // runs))
+    # A user's own statistic may be missing from records that were written without it.
+    scores = {statistic: [r["scores"].get(statistic) for r in mapped] for statistic in last["scores"]}
     document = heads or {}
     table = _table(document.get("heads"), last["scores"])
     leaders = _leaders(table, typed=bool(document))
@@ -69,13 +71,7 @@ def view(
             kind: next(((r["step"], r[kind][1]) for r in probe if r[kind] and r[kind][0] >= FORMED), None)
             for kind in KINDS
         },
-        "maps": {
-            "step": [r["step"] for r in mapped],
-            # A user's own statistic may be missing from records that were written without it.
-            "scores": {
-                statistic: [r["scores"].get(statistic) for r in mapped] for statistic in last["scores"]
-            },
-        },
+        "maps": {"step": [r["step"] for r in mapped], "scores": scores},
         "typed": bool(document),
         "heads_step": document.get("model", last).get("step"),
         "heads": {place: table[place] for place in kept},
@@ -91,9 +87,8 @@ def view(
             texts.reverse()  # what an induction head does is clearest on random tokens
         for title, tokens in texts:
             weights = _weights(model, tokens, [*leaders.values(), *table], runs)
-            shown["attention"].append(
-                {"title": title, "tokens": patterns.visible(tokens, tokenizer), "thousandths": weights}
-            )
+            visible = patterns.visible(tokens, tokenizer)
+            shown["attention"].append({"title": title, "tokens": visible, "thousandths": weights})
     return shown
 
 
@@ -148,14 +143,13 @@ def _table(described: list[dict[str, Any]] | None, scores: dict[str, Any]) -> He
 
 def _leaders(heads: Heads, typed: bool) -> dict[str, str]:
     """The best head of each kind that has one, by its labels or, before there are any, by its score."""
-
-    def counts(head: dict[str, Any], kind: str) -> bool:
-        return KINDS[kind][0] in head["labels"] if typed else _score(head, kind) >= FORMED
-
-    of_kind = {
-        kind: {n: _score(head, kind) for n, head in heads.items() if counts(head, kind)} for kind in KINDS
-    }
-    return {kind: max(scores, key=scores.__getitem__) for kind, scores in of_kind.items() if scores}
+    found: dict[str, str] = {}
+    for kind, (label, _) in KINDS.items():
+        scores = {n: _score(head, kind) for n, head in heads.items() if label in head["labels"] or not typed}
+        name = max(scores, key=scores.__getitem__, default=None)
+        if name and (typed or scores[name] >= FORMED):
+            found[kind] = name
+    return found
 
 
 def _score(head: dict[str, Any], kind: str) -> float:

@@ -43,12 +43,8 @@ class MirroredLog(JsonLines):
             shutil.rmtree(folder / "wandb", ignore_errors=True)
         if config.log.wandb == "disabled":
             return
-        with self._forgiving():
-            # A sweep's id would win over ours, and what we overrule may be nothing that wandb accepts.
-            with _without(
-                "WANDB_RUN_ID", "WANDB_SWEEP_ID", *(["WANDB_MODE"] if config.log.wandb != "auto" else [])
-            ):
-                self._run = _open(folder, config, run_id)
+        with self._forgiving(), _overruling(config):
+            self._run = _open(folder, config, run_id)
             for record in read_records(folder / "metrics.jsonl") if self._run else ():
                 self._mirror(record)
             self.flush()
@@ -80,8 +76,8 @@ class MirroredLog(JsonLines):
             names = list(document["heads"][0]["scores"])
             table = Table(["layer", "head", "labels", *names])
             for head in document["heads"]:
-                labels, scores = ", ".join(head["labels"]), head["scores"]
-                table.add_data(head["layer"], head["head"], labels, *(scores[name] for name in names))
+                scores = map(head["scores"].get, names)
+                table.add_data(head["layer"], head["head"], ", ".join(head["labels"]), *scores)
             # Bound beforehand it becomes no artifact, which would lie outside the run folder.
             table.bind_to_run(self._run, "heads", "summary")
             self._run.summary["heads"] = table
@@ -180,9 +176,13 @@ def _open(folder: Path, config: Config, run_id: str) -> Any:
 
 
 @contextmanager
-def _without(*variables: str) -> Iterator[None]:
-    """The environment without these; they are back when the block ends."""
-    before = {name: os.environ.pop(name) for name in variables if name in os.environ}
+def _overruling(config: Config) -> Iterator[None]:
+    """The environment without what the run or its configuration knows better; it is back afterwards.
+
+    A sweep's id would win over ours, and the others may be nothing that wandb accepts.
+    """
+    overruled = ["WANDB_RUN_ID", "WANDB_SWEEP_ID", *(["WANDB_MODE"] if config.log.wandb != "auto" else [])]
+    before = {name: os.environ.pop(name) for name in overruled if name in os.environ}
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.patterns import attention as attention_of
-from analysis.view import KINDS, MOST_CELLS, MOST_PATTERNS, MOST_POINTS, best, smooth, thin, view
+from analysis.view import KINDS, MOST_CELLS, MOST_HEADS, MOST_PATTERNS, MOST_POINTS, best, smooth, thin, view
 from data.bpe import BytePairTokenizer
 from data.tokenizers import CharTokenizer
 from model.transformer import GPT
@@ -97,6 +97,18 @@ def test_stages_are_named_at_their_borders():
     assert shown()["stages"] == []
 
 
+@pytest.mark.parametrize(("step", "reached"), [(0, 1), (50, 1), (100, 1), (101, 2), (300, 2)])
+def test_a_stage_is_named_once_there_is_a_step_of_it(step, reached):
+    stages = [{"until": 100, "weights": {"repeats": 1}}, {"weights": {"shakespeare": 1}}]
+    page = shown(recorded=[attention(step)], sections={"data": {"stages": stages}})
+    assert [stage["after"] for stage in page["stages"]] == [0, 100][:reached]
+
+
+def test_seconds_are_whole_however_many():
+    end = {"kind": "end", "step": 300, "seconds": 12345.6, "telemetry_share": 0.01}
+    assert shown(recorded=[end])["seconds"] == 12346
+
+
 @given(st.floats(-1, 1), st.floats(-5, 5), st.integers(1, 400))
 def test_smoothing_leaves_straight_lines_as_they_are(slope, start, n):
     line = [start + slope * i for i in range(n)]
@@ -142,6 +154,14 @@ def test_labelled_heads_come_first_and_the_best_of_each_label_is_chosen():
     assert list(page["heads"]) == ["1.1", "1.0", "0.1", "0.0"]
     assert list(page["best"].items()) == [("induction", "1.0"), ("sink", "0.1")]
     assert page["heads"]["0.0"]["null"]["sink"] == {"uniform": 0.0125, "random_init": 0.0375}
+
+
+def test_where_not_all_heads_have_room_the_best_of_each_label_does():
+    labels = {(0, 0): ["sink", "induction"], (0, 1): ["sink"], (1, 0): ["sink"], (1, 1): ["sink"]}
+    page = shown(heads=heads(labels=labels), runs=MOST_HEADS // 2)
+    assert list(page["heads"]) == ["1.1", "1.0", "0.0"]
+    assert page["best"] == {"induction": "0.0", "sink": "1.1"}
+    assert page["more_heads"] == 1
 
 
 def test_before_there_are_labels_high_scores_choose():
