@@ -16,18 +16,16 @@ def draw(path: Path, view: View) -> None:
     """Write a PNG, 1600 pixels wide, of a run that was probed."""
     probe, stages = view["probe"], view["stages"]
     figure = Figure(figsize=(10, 5), dpi=160, layout="constrained")
-    columns = ["scores"] * 4 + ["losses"] * 2, [kind for kind in SHOWN for _ in range(2)]
-    panels = figure.subplot_mosaic(np.array(columns).T.tolist(), width_ratios=[4, 1])
-    scores, losses = panels["scores"], panels["losses"]
+    panels = figure.subplot_mosaic("si;si;sp;sp;lk;lk", width_ratios=[4, 1])
+    scores, losses, *maps = (panels[letter] for letter in "slipk")
     lines = [
         (losses, probe["repeat_loss_1"], GREY, "random tokens, first time", ":"),
         (losses, probe["repeat_loss_2"], "black", "second time", "-"),
     ]
-    for kind in SHOWN:
-        axes, (label, colour) = panels[kind], KINDS[kind]
-        lines.append(
-            (scores, [found and found[0] for found in probe[kind]], colour, f"best {label} head", "-")
-        )
+    for kind, axes in zip(SHOWN, maps, strict=True):
+        label, colour = KINDS[kind]
+        points = [found and found[0] for found in probe[kind]]
+        lines.append((scores, points, colour, f"best {label} head", "-"))
         scores_LH = np.array(view["maps"]["scores"][kind][-1], dtype=float)  # None becomes NaN
         axes.imshow(scores_LH, LinearSegmentedColormap.from_list(kind, ["#f4f4f4", colour]), vmin=0, vmax=1)
         axes.set_title(label, fontsize=10, color=colour)
@@ -36,10 +34,8 @@ def draw(path: Path, view: View) -> None:
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
     for axes, values, colour, label, line in lines:
-        numbers = np.array(values, dtype=float)
-        axes.plot(
-            probe["step"], numbers, line, color=colour, label=label, linewidth=2.2, marker="o", markersize=3
-        )
+        (drawn,) = axes.plot(probe["step"], np.array(values, dtype=float), line, color=colour, label=label)
+        drawn.set(linewidth=2.2, marker="o", markersize=3)
     for axes in (scores, losses):
         axes.legend(frameon=False, loc="best")
         axes.spines[["top", "right"]].set_visible(False)
