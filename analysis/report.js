@@ -2,7 +2,8 @@
 // with several they stand for runs.
 "use strict";
 
-const { runs, kinds, meanings, shares, colours } = JSON.parse(document.getElementById("data").textContent);
+const { runs, kinds, colours } = JSON.parse(document.getElementById("data").textContent);
+const meanings = Object.fromEntries([...document.querySelectorAll(".meanings div")].map(({ children: [name, meaning] }) => [name.textContent, meaning.textContent]));
 const several = runs.length > 1;
 const runColour = (r) => (several ? colours[r % colours.length] : "#222222");
 const kindColour = (kind) => (several || !kinds[kind] ? "#2b3a67" : kinds[kind][1]);
@@ -52,13 +53,12 @@ function stageBorders() {
   }));
   const stages = [...found.values()].sort((a, b) => a.after - b.after);
   const rows = Math.min(stages.length, stages.length > 2 || several ? 3 : 1);
-  const shown = stages.filter((stage) => stage.after < lastStep);
   return {
     rows,
-    shapes: shown.filter((stage) => stage.after > 0).map((stage) => ({
+    shapes: stages.filter((stage) => stage.after > 0).map((stage) => ({
       type: "line", x0: stage.after, x1: stage.after, y0: 0, y1: 1, yref: "paper", line: { color: "#777", width: 1, dash: "dot" },
     })),
-    annotations: shown.map((stage, i) => ({
+    annotations: stages.map((stage, i) => ({
       x: stage.after, y: 1, yref: "paper", yanchor: "bottom", yshift: 15 * (i % rows), showarrow: false,
       xanchor: stage.after > 0.7 * lastStep ? "right" : "left", font: { size: 12, color: "#555" },
       text: plain(stage.names.length < runs.length ? `${stage.names.join(", ")}: ${stage.mix}` : stage.mix),
@@ -92,7 +92,7 @@ function drawPhase() {
     if (!x.length) return;
     shown.forEach((kind, k) => traces.push({
       x, mode, legendgroup, yaxis: several && k ? `y${k + 1}` : "y", line: { color: several ? runColour(r) : kindColour(kind), width: 2.5 },
-      y: run.best[kind].map((found) => found && found[0]), customdata: run.best[kind].map((found) => found && found[1]),
+      y: run.probe[kind].map((found) => found && found[0]), customdata: run.probe[kind].map((found) => found && found[1]),
       name: plain(several ? run.name : `best ${kinds[kind][0]}`), showlegend: !several || k === 0,
       hovertemplate: `%{y:.3f}, head %{customdata}${several ? ` (${kinds[kind][0]})` : ""}`,
     }));
@@ -124,7 +124,8 @@ function statistics() {
 
 // 0 to 1 for what is a share by definition, else from the lowest to the highest number of all runs and steps.
 function rangeOf(name) {
-  if (shares.includes(name.replace(/_(short|long)$/, ""))) return [0, 1];
+  const known = name.replace(/_(short|long)$/, "");
+  if (known in meanings && !["entropy", "max_logit", "head_norm"].includes(known)) return [0, 1];
   let [low, high] = [Infinity, -Infinity];
   for (const value of runs.flatMap((run) => (run.maps.scores[name] || []).flat(2))) {
     if (value === null) continue;
@@ -136,7 +137,7 @@ function rangeOf(name) {
 function frame(run, name, step) {
   const k = Math.max(0, run.maps.step.findLastIndex((probed) => probed <= step)), z = run.maps.scores[name][k] || [];
   const text = z.map((row, i) => row.map((value, j) => {
-    const none = run.nulls[`${i}.${j}`]?.[name];
+    const none = run.heads[`${i}.${j}`]?.null[name];
     const nulls = none ? `<br>uniform attention ${number(none.uniform)}<br>random initialisation ${number(none.random_init)}` : "";
     return `${plain(name)}<br>head ${i}.${j}, step ${run.maps.step[k]}<br><b>${number(value)}</b>${nulls}`;
   }));
@@ -254,8 +255,10 @@ function drawMatrix(node, { tokens, thousandths }, head, colour) {
 function drawAttention(box) {
   const run = runs[box.dataset.run], find = (name) => box.querySelector(`.${name}`);
   const names = Object.keys(run.attention[0].thousandths), places = names.map((name) => name.split(".").map(Number));
-  const colourOf = (head) => kinds[run.kind[head]]?.[1] || "#2b3a67";
-  const state = { text: 0, head: run.chosen.length ? `${run.chosen[0].layer}.${run.chosen[0].head}` : names[0] };
+  // That of its first label or, before there are any, of what it is the best of.
+  const kindOf = (head) => Object.keys(kinds).find((kind) => run.typed ? run.heads[head]?.labels.includes(kinds[kind][0]) : run.best[kind] === head);
+  const colourOf = (head) => kinds[kindOf(head)]?.[1] || "#2b3a67";
+  const state = { text: 0, head: names[0] };
   const buttons = [];
   const button = (parent, key, value, label, colour) => {
     const node = make("button", parent, label);
@@ -273,8 +276,8 @@ function drawAttention(box) {
     drawMatrix(find("matrix"), run.attention[text], head, colourOf(head));
   };
   run.attention.forEach(({ title }, n) => button(find("texts"), "text", n, title, "#222"));
-  for (const { kind, layer, head, score } of run.chosen) {
-    button(find("picks"), "head", `${layer}.${head}`, `best ${kinds[kind][0]}: head ${layer}.${head} (${number(score)})`, kinds[kind][1]);
+  for (const [kind, head] of Object.entries(run.best)) {
+    button(find("picks"), "head", head, `best ${kinds[kind][0]}: head ${head} (${number(run.heads[head].scores[kind])})`, kinds[kind][1]);
   }
   names.forEach((name, n) => {
     const node = button(find("thumbs"), "head", name, "", "#222");

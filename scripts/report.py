@@ -30,15 +30,12 @@ def main(given: Namespace) -> None:
     from training.loggers import replace_text
 
     names = [folder.resolve().name for folder in folders]
+    compared = folders[0].parent / f"compare-{'-'.join(names)[:100]}.html"
+    page = given.out or (compared if given.compare else given.run / "report.html")
     names = names if len({*names}) == len(names) else [str(folder) for folder in folders]
     views = [gather(path, name, given.text, len(names)) for path, name in zip(folders, names, strict=True)]
     if given.png and not views[0]["probe"]["step"]:
         raise UserError(f"{given.run} was not probed (probe.every 0): --png has no heads to draw")
-    page = given.out or (
-        folders[0].parent / f"compare-{'-'.join(folder.resolve().name for folder in folders)[:100]}.html"
-        if given.compare
-        else given.run / "report.html"
-    )
     try:
         replace_text(page, report.page(views))
         print(page)
@@ -62,17 +59,17 @@ def gather(folder: Path, name: str, text: str | None, runs: int) -> dict[str, An
     path, known = folder / "heads.json", None
     try:
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        size = config.model.n_layer, config.model.n_head
-        if known and any(head["layer"] >= size[0] or head["head"] >= size[1] for head in known["heads"]):
+        L, H = config.model.n_layer, config.model.n_head
+        if known and any(head["layer"] >= L or head["head"] >= H for head in known["heads"]):
             raise ValueError("it has heads that the model has not")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} cannot be read: {error}; resuming the finished run makes it anew") from None
-    if steps_in(folder / "checkpoints"):
-        saved = load_run(folder)
-        warn(saved.faults)
-        return view(name, config, records, known, saved.model, saved.tokenizer, text, runs)
-    warn([f"{folder} has no checkpoint yet, so the page shows no attention"])
-    return view(name, config, records, known, runs=runs)
+    if not steps_in(folder / "checkpoints"):
+        warn([f"{folder} has no checkpoint yet, so the page shows no attention"])
+        return view(name, config, records, known, runs=runs)
+    saved = load_run(folder)
+    warn(saved.faults)
+    return view(name, config, records, known, saved.model, saved.tokenizer, text, runs)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-# Viridis at five places: the lighter, the larger, also in grey and to colour-blind eyes.
-RAMP = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)])
+# Both ends and the middle of viridis: the lighter, the larger, also in grey and to colour-blind eyes.
+DARK, MIDDLE, LIGHT = (68, 1, 84), (33, 145, 140), (253, 231, 37)
 WIDTH, HEIGHT = 46, 24  # pixels of a cell
 LEFT, TOP = 34, 70  # margins of the cells
 
@@ -17,34 +17,29 @@ def draw(title: str, rows: Sequence[Sequence[float | None]]) -> Image.Image:
     So pictures of a score between 0 and 1 can be compared with each other. A score that is None is grey.
     """
     values_LH = np.array(rows, dtype=float)  # None becomes NaN
+    L, H = values_LH.shape
     finite = values_LH[np.isfinite(values_LH)]
     low, high = finite.min(initial=0.0), finite.max(initial=1.0)
     share_LH = (values_LH - low) / (high - low)
-    colours_LHC = np.where(np.isnan(values_LH)[..., None], 200, _colours(np.nan_to_num(share_LH)))
-    L, H = values_LH.shape
-    font = ImageFont.load_default(12)
-    width = max(LEFT + H * WIDTH, 8 + int(font.getlength(title))) + 6
+    greys = Image.fromarray((255 * np.nan_to_num(share_LH)).round().astype(np.uint8))
+    colours_LHC = np.array(ImageOps.colorize(greys, DARK, LIGHT, MIDDLE))
+    colours_LHC[np.isnan(share_LH)] = 200
+    cells = Image.fromarray(colours_LHC).resize((H * WIDTH, L * HEIGHT), Image.Resampling.NEAREST)
+    font, lines = ImageFont.load_default(12), [title, f"dark {low:.3g}, light {high:.3g}"]
+    width = 6 + max(LEFT + H * WIDTH, *(8 + int(font.getlength(line)) for line in lines))
     picture = Image.new("RGB", (width, TOP + L * HEIGHT + 6), "white")
-    cells, ramp = Image.fromarray(colours_LHC.astype(np.uint8)), _colours(np.linspace(0, 1, 60))[None]
-    picture.paste(cells.resize((H * WIDTH, L * HEIGHT), Image.Resampling.NEAREST), (LEFT, TOP))
-    picture.paste(Image.fromarray(ramp.astype(np.uint8)).resize((60, 12)), (LEFT + 30, 28))
+    picture.paste(cells, (LEFT, TOP))
     pen = ImageDraw.Draw(picture)
-    pen.text((6, 6), title, "black", font)
-    pen.text((LEFT + 26, 34), f"{low:.3g}", "black", font, "rm")
-    pen.text((LEFT + 94, 34), f"{high:.3g}", "black", font, "lm")
+    pen.text((6, 6), "\n".join(lines), "black", font)
+
+    def write(layer: int, head: int, text: str, ink: str = "black") -> None:
+        pen.text((LEFT + (head + 0.5) * WIDTH, TOP + (layer + 0.5) * HEIGHT), text, ink, font, "mm")
+
     for head in range(H):
-        pen.text((LEFT + (head + 0.5) * WIDTH, TOP - 10), f"H{head}", "black", font, "mm")
-    for layer in range(L):
-        y = TOP + (layer + 0.5) * HEIGHT
-        pen.text((LEFT - 6, y), f"L{layer}", "black", font, "rm")
-        for head, value in enumerate(values_LH[layer]):
-            ink = "white" if share_LH[layer, head] < 0.6 else "black"
+        write(-1, head, f"H{head}")
+    for layer, values_H in enumerate(values_LH):
+        write(layer, -1, f"L{layer}")
+        for head, value in enumerate(values_H):
             text = "-" if np.isnan(value) else f"{value:.2f}" if abs(value) < 100 else f"{value:.0f}"
-            pen.text((LEFT + (head + 0.5) * WIDTH, y), text, ink, font, "mm")
+            write(layer, head, text, "white" if share_LH[layer, head] < 0.6 else "black")
     return picture
-
-
-def _colours(share: np.ndarray) -> np.ndarray:
-    """Colours (R, G, B) of numbers from 0 to 1, along one more axis."""
-    places = np.linspace(0, 1, len(RAMP))
-    return np.stack([np.interp(share, places, channel) for channel in RAMP.T], axis=-1)

@@ -36,21 +36,16 @@ class MirroredLog(JsonLines):
 
     def __init__(self, folder: Path, resume_from: int, config: Config, run_id: str):
         super().__init__(folder / "metrics.jsonl", resume_from)
-        self._config, self._run = config, None
+        self._config = config
+        self._run: Any = None
         self._row, self._probed = -1, -1  # steps of the row that is open and of the last probe
         if resume_from < 0:  # a start that was killed before its first checkpoint may have left one
             shutil.rmtree(folder / "wandb", ignore_errors=True)
         if config.log.wandb == "disabled":
             return
-        with self._forgiving():
-            own: dict[str, str | None] = {
-                "WANDB_RUN_ID": None,
-                "WANDB_SWEEP_ID": None,
-            }  # a sweep's id would win over ours
-            own |= {} if config.log.wandb == "auto" else {"WANDB_MODE": config.log.wandb}
-            with _environment(own):
-                self._run = _open(folder, config, run_id)
-            for record in read_records(folder / "metrics.jsonl"):
+        with self._forgiving(), _overruling(config):
+            self._run = _open(folder, config, run_id)
+            for record in read_records(folder / "metrics.jsonl") if self._run else ():
                 self._mirror(record)
             self.flush()
             for old in (folder / "wandb").glob(f"*run-*-{run_id}*") if self._run else ():
@@ -60,8 +55,9 @@ class MirroredLog(JsonLines):
     def write(self, kind: str, step: int, **fields: Any) -> None:
         """One record, as `JsonLines` has it; all records of a step make one row there."""
         super().write(kind, step, **fields)
-        with self._forgiving():
-            self._mirror({"kind": kind, "step": step, **fields})
+        if self._run is not None:
+            with self._forgiving():
+                self._mirror({"kind": kind, "step": step, **fields})
 
     def flush(self) -> None:
         """End the row of this step, so that it is written down; nothing can be added to it."""
@@ -80,7 +76,7 @@ class MirroredLog(JsonLines):
             names = list(document["heads"][0]["scores"])
             table = Table(["layer", "head", "labels", *names])
             for head in document["heads"]:
-                scores = (head["scores"][name] for name in names)
+                scores = map(head["scores"].get, names)
                 table.add_data(head["layer"], head["head"], ", ".join(head["labels"]), *scores)
             # Bound beforehand it becomes no artifact, which would lie outside the run folder.
             table.bind_to_run(self._run, "heads", "summary")
@@ -97,8 +93,6 @@ class MirroredLog(JsonLines):
 
     def _mirror(self, record: dict[str, Any]) -> None:
         run, step = self._run, record["step"]
-        if run is None:
-            return
         values: dict[str, Any] = numbers(record)
         if record["kind"] == "end":  # once a run, and replaced where the run goes on
             run.summary.update(values)
@@ -109,12 +103,10 @@ class MirroredLog(JsonLines):
         if pictured:
             from wandb import Image
 
-            # Of a score at two block lengths the headline, the smaller of both, is enough to look at.
-            headlines = {
-                n: rows for n, rows in record["scores"].items() if not n.endswith(("_short", "_long"))
-            }
-            pictures = {name: draw(f"{name}, step {step}", rows) for name, rows in headlines.items()}
-            values |= {f"heads/{name}": Image(picture) for name, picture in pictures.items()}
+            for name, rows in record["scores"].items():
+                # Of a score at two block lengths the headline, the smaller of both, is enough to look at.
+                if not name.endswith(("_short", "_long")):
+                    values[f"heads/{name}"] = Image(draw(f"{name}, step {step}", rows))
         run.log(values, step=step)
         self._row = step
 
@@ -142,10 +134,9 @@ def numbers(record: dict[str, Any]) -> dict[str, float]:
 
     None, a number that is not finite, is left out; `attention/nonfinite` counts these.
     """
-    kind, plain = record["kind"], {k: v for k, v in record.items() if isinstance(v, int | float)}
-    plain |= record.get("model", {})
+    kind, plain = record["kind"], record | record.get("model", {})
     plain |= {name: record["probe"][name] for name in ("nonfinite", "skipped_rows") if "probe" in record}
-    found = {f"{kind}/{name}": value for name, value in plain.items() if name != "step" and value is not None}
+    found = {f"{kind}/{k}": v for k, v in plain.items() if isinstance(v, int | float) and k != "step"}
     for name, rows in record.get("scores", {}).items():
         for layer, row in enumerate(rows):
             if finite := [score for score in row if score is not None]:
@@ -159,16 +150,15 @@ def _open(folder: Path, config: Config, run_id: str) -> Any:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # without a network it takes 20 s at the end
     import wandb
 
-    mode, trouble = (
-        wandb.setup(wandb.Settings(silent=True)).settings.mode,
-        "",
-    )  # of WANDB_MODE or wandb's files
+    own: dict[str, Any] = {} if config.log.wandb == "auto" else {"mode": config.log.wandb}
+    mode = wandb.setup(wandb.Settings(silent=True, **own)).settings.mode  # or of WANDB_MODE, or wandb's files
     if mode == "disabled":
         wandb.teardown()  # the next run of this process asks anew
         return None
     keywords: dict[str, Any] = {"project": config.log.project, "group": config.log.group, "resume": "allow"}
     keywords |= {"id": run_id, "name": folder.resolve().name, "dir": str(folder.absolute())}
     keywords |= {"config": config.model_dump(), "settings": wandb.Settings(**SETTINGS)}
+    trouble = ""
     if mode not in ("offline", "dryrun"):
         try:
             if wandb.login(prompt=False, verify=False):  # looks whether there is a key; asks nobody
@@ -186,22 +176,17 @@ def _open(folder: Path, config: Config, run_id: str) -> Any:
 
 
 @contextmanager
-def _environment(changes: dict[str, str | None]) -> Iterator[None]:
-    """Variables set, or unset for None, and as they were before when the block ends."""
-    before = {name: os.environ.get(name) for name in changes}
+def _overruling(config: Config) -> Iterator[None]:
+    """The environment without what the run or its configuration knows better; it is back afterwards.
+
+    A sweep's id would win over ours, and the others may be nothing that wandb accepts.
+    """
+    overruled = ["WANDB_RUN_ID", "WANDB_SWEEP_ID", *(["WANDB_MODE"] if config.log.wandb != "auto" else [])]
+    before = {name: os.environ.pop(name) for name in overruled if name in os.environ}
     try:
-        _set(changes)
         yield
     finally:
-        _set(before)
-
-
-def _set(variables: dict[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        os.environ.update(before)
 
 
 def _end(run: Any, exit_code: int) -> None:

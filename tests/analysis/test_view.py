@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.patterns import attention as attention_of
-from analysis.view import KINDS, MOST_CELLS, MOST_PATTERNS, MOST_POINTS, best, smooth, thin, view
+from analysis.view import KINDS, MOST_CELLS, MOST_HEADS, MOST_PATTERNS, MOST_POINTS, best, smooth, thin, view
 from data.bpe import BytePairTokenizer
 from data.tokenizers import CharTokenizer
 from model.transformer import GPT
@@ -49,8 +49,8 @@ def test_every_number_of_every_record_is_there_to_four_digits():
 def test_the_best_head_is_named_at_each_step():
     found = records()
     found[2]["scores"]["sink"] = [[None, 0.4], [0.9, 0.1]]
-    assert shown(recorded=found)["best"]["sink"][2] == [0.9, "1.0"]
-    assert shown(recorded=found)["best"]["sink"][3] == [0.33, "1.1"]
+    assert shown(recorded=found)["probe"]["sink"][2] == [0.9, "1.0"]
+    assert shown(recorded=found)["probe"]["sink"][3] == [0.33, "1.1"]
     assert shown(recorded=found)["formed"] == {
         k: None if k in ("induction", "previous") else [0, "1.1"] for k in KINDS
     }
@@ -77,7 +77,7 @@ def test_numbers_that_were_not_finite_are_gaps():
     page = shown(
         recorded=[attention(0) | {"model": dict.fromkeys(attention(0)["model"])}, attention(100, **empty)]
     )
-    assert page["best"]["induction"][1] is None
+    assert page["probe"]["induction"][1] is None
     assert page["maps"]["scores"]["entropy"][1] == [[None, None], [None, None]]
     assert page["probe"]["repeat_loss_2"] == [None, 3.0]
 
@@ -95,6 +95,18 @@ def test_stages_are_named_at_their_borders():
         {"after": 100, "mix": "7 shakespeare : 1 repeats"},
     ]
     assert shown()["stages"] == []
+
+
+@pytest.mark.parametrize(("step", "reached"), [(0, 1), (50, 1), (100, 1), (101, 2), (300, 2)])
+def test_a_stage_is_named_once_there_is_a_step_of_it(step, reached):
+    stages = [{"until": 100, "weights": {"repeats": 1}}, {"weights": {"shakespeare": 1}}]
+    page = shown(recorded=[attention(step)], sections={"data": {"stages": stages}})
+    assert [stage["after"] for stage in page["stages"]] == [0, 100][:reached]
+
+
+def test_seconds_are_whole_however_many():
+    end = {"kind": "end", "step": 300, "seconds": 12345.6, "telemetry_share": 0.01}
+    assert shown(recorded=[end])["seconds"] == 12346
 
 
 @given(st.floats(-1, 1), st.floats(-5, 5), st.integers(1, 400))
@@ -139,20 +151,24 @@ def test_long_runs_are_thinned_and_end_where_they_end():
 def test_labelled_heads_come_first_and_the_best_of_each_label_is_chosen():
     labels = {(0, 1): ["sink", "induction"], (1, 0): ["induction"], (1, 1): ["syntactic:obj"]}
     page = shown(heads=heads(labels=labels))
-    assert [(head["layer"], head["head"]) for head in page["heads"]] == [(1, 1), (1, 0), (0, 1), (0, 0)]
-    assert [(c["kind"], c["layer"], c["head"]) for c in page["chosen"]] == [
-        ("induction", 1, 0),
-        ("sink", 0, 1),
-    ]
-    assert page["kind"] == {"1.0": "induction", "0.1": "induction"}
-    assert page["nulls"]["0.0"]["sink"] == {"uniform": 0.0125, "random_init": 0.0375}
+    assert list(page["heads"]) == ["1.1", "1.0", "0.1", "0.0"]
+    assert list(page["best"].items()) == [("induction", "1.0"), ("sink", "0.1")]
+    assert page["heads"]["0.0"]["null"]["sink"] == {"uniform": 0.0125, "random_init": 0.0375}
+
+
+def test_where_not_all_heads_have_room_the_best_of_each_label_does():
+    labels = {(0, 0): ["sink", "induction"], (0, 1): ["sink"], (1, 0): ["sink"], (1, 1): ["sink"]}
+    page = shown(heads=heads(labels=labels), runs=MOST_HEADS // 2)
+    assert list(page["heads"]) == ["1.1", "1.0", "0.0"]
+    assert page["best"] == {"induction": "0.0", "sink": "1.1"}
+    assert page["more_heads"] == 1
 
 
 def test_before_there_are_labels_high_scores_choose():
     page = shown()
     assert (page["typed"], page["heads_step"]) == (False, 300)
-    assert {c["kind"] for c in page["chosen"]} == {"sink", "duplicate", "current"}  # made up as 0.3 and more
-    assert shown(heads=heads())["chosen"] == []
+    assert page["best"] == dict.fromkeys(["sink", "duplicate", "current"], "1.1")  # made up as 0.3 and more
+    assert shown(heads=heads())["best"] == {}
 
 
 def test_attention_is_a_triangle_of_thousandths_on_a_text_and_on_random_tokens():
@@ -216,5 +232,5 @@ def test_a_long_run_is_thinned_to_what_a_page_can_hold_and_its_first_heads_are_s
     ]
     found = shown(recorded=[*probed, *evaluated])
     assert max(len(found[part]["step"]) for part in ("eval", "probe", "maps")) <= MOST_POINTS
-    assert all(len(winners) <= MOST_POINTS for winners in found["best"].values())
+    assert {len(column) for column in found["probe"].values()} == {len(found["probe"]["step"])}
     assert found["formed"]["induction"] == [1233, "0.0"]

@@ -151,6 +151,31 @@ def test_attention_shows_tokens_and_weights_of_the_head_that_is_chosen(show):
     assert ticks.count() > 6
 
 
+def test_a_head_has_the_colour_of_its_first_label_or_else_of_what_it_is_the_best_of(show):
+    labels = {(0, 1): ["sink", "induction"], (1, 0): ["induction"], (1, 1): ["syntactic:obj"]}
+    scale = "node => node.data[0].colorscale.at(-1)[1]"
+
+    def colours(page):
+        found = {}
+        for name in ("0.0", "0.1", "1.0", "1.1"):
+            page.locator(f".thumbs button[title='head {name}']").click()
+            found[name] = page.locator(".matrix").evaluate(scale)
+        return found
+
+    def rgb(colour):
+        return f"rgb({int(colour[1:3], 16)},{int(colour[3:5], 16)},{int(colour[5:7], 16)})"
+
+    plain, induction, sink = "rgb(43,58,103)", rgb(KINDS["induction"][1]), rgb(KINDS["sink"][1])
+    labelled = show(made_up(labels=labels))
+    assert colours(labelled) == {"0.0": plain, "0.1": induction, "1.0": induction, "1.1": plain}
+    picks = [f"best induction: head 1.0 ({score('induction', 300, 1, 0):.3f})", "best sink: head 0.1 (0.330)"]
+    assert labelled.locator(".picks button").all_text_contents() == picks
+    c = config(model=TINY)
+    model = GPT(c.model, TOKENIZER.vocab_size)
+    bare = show(view("run", c, records(), model=model, tokenizer=TOKENIZER))
+    assert colours(bare) == {"0.0": plain, "0.1": plain, "1.0": plain, "1.1": sink}
+
+
 def test_markup_in_names_labels_statistics_and_text_is_shown_as_text(show):
     own = [attention(step, **{EVIL: [[0.5, 0.5], [0.5, 0.5]]}) for step in (0, 300)]
     evil = made_up(EVIL, own, {(0, 0): [EVIL, "sink"]}, text="<b>&lt;")

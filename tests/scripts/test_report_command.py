@@ -51,7 +51,9 @@ def test_out_and_png_say_where(run, tmp_path, capsys):
 def test_heads_json_gives_labels_and_a_phrase(run):
     (run / "heads.json").write_text(json.dumps(heads(labels={(0, 1): ["sink"]})))
     serve(run)
-    assert data(run / "report.html")[0]["chosen"] == [{"kind": "sink", "layer": 0, "head": 1, "score": 0.33}]
+    (shown,) = data(run / "report.html")
+    assert shown["best"] == {"sink": "0.1"}
+    assert shown["heads"]["0.1"]["scores"]["sink"] == 0.33
     assert len(data(run / "report.html")[0]["attention"]) == 2
 
 
