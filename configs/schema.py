@@ -19,15 +19,17 @@ Tokens = Literal["char", "byte", "bpe", "gpt2", "r50k_base", "p50k_base", "cl100
 HUB: dict[str, dict[str, str]] = {  # short names of `data.name`
     "tinystories": {"name": "roneneldan/TinyStories"},
     "wikitext-103": {
-        **{"name": "Salesforce/wikitext", "subset": "wikitext-103-raw-v1"},
+        "name": "Salesforce/wikitext",
+        "subset": "wikitext-103-raw-v1",
         "new_document": r"^ = [^=].*[^=] = \n?$",  # rows are lines: the title of an article
     },
     "fineweb-edu": {"name": "HuggingFaceFW/fineweb-edu", "subset": "sample-10BT"},
-    "openwebtext": {"name": "Skylion007/openwebtext", "revision": "refs/convert/parquet"},
+    "openwebtext": {"name": "Skylion007/openwebtext"},
 }
 Backend = Literal["auto", "naive", "sdpa", "blocks"]
 MIN_CONTEXT = 17  # the shortest context that holds BOS and a probe block of 8 tokens twice
-HF_DEFAULTS = {"split": "train", "text_column": "text", "streaming": True}
+HF_DEFAULTS: dict[str, Any] = dict.fromkeys(("name", "subset", "revision", "take", "new_document"))
+HF_DEFAULTS |= {"split": "train", "text_column": "text", "streaming": True}
 HF_DEFAULTS |= {"windows": "anywhere", "mask_documents": False}
 
 
@@ -141,10 +143,12 @@ class Data(Section):
             raise ValueError("source hf needs data.name, a data set, or data.path, files; and not both")
         for key, value in HUB.get(self.name or "", {}).items():
             self.__dict__[key] = value if key == "name" else getattr(self, key) or value
-        for key in ("name", "subset", "revision", "take", "new_document"):
-            self._fill(key, None, hf, "data.source hf")
         for key, default in HF_DEFAULTS.items():
             self._fill(key, default, hf, "data.source hf")
+        if hf and self.path and (self.subset or self.revision or self.split != "train"):
+            raise ValueError(
+                "subset, revision and split choose from data.name; the files of data.path have none"
+            )
         if hf and self.tokenizer == "char":
             raise ValueError("source hf has no tokenizer char, which would read all of it: use byte or bpe")
         self._fill("vocab_size", 4096, self.tokenizer == "bpe", "data.tokenizer bpe")

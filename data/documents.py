@@ -14,8 +14,29 @@ from torch import Tensor
 
 from configs import UserError
 from configs.schema import Data
-from data.sources import IGNORED, Batch, Epochs, side_by_side, spread
-from data.store import Part, damaged, mapped, opened, refuse_short
+from configs.seeds import seed_for
+from data.sources import IGNORED, Batch
+from data.store import Part, damaged, mapped, of_documents, opened, refuse_short
+
+
+class Epochs:
+    """`count` windows, each once an epoch, in an order and with a shift of the epoch's own."""
+
+    def __init__(self, count: int, free: int, seed: int):
+        self.count, self.free, self.seed = count, free, seed
+        self._drawn: tuple[int, np.ndarray, int] | None = None  # epoch, order, shift
+
+    def places(self, first: int, count: int) -> np.ndarray:
+        """`window_N` and `shift_N`, stacked, of the windows `first` ... `first + count - 1`."""
+        places = []
+        for window in range(first, first + count):
+            epoch, place = divmod(window, self.count)
+            if self._drawn is None or self._drawn[0] != epoch:
+                generator = torch.Generator().manual_seed(seed_for(self.seed, "epoch", epoch))
+                shift = int(torch.randint(self.free + 1, (), generator=generator))
+                self._drawn = epoch, torch.randperm(self.count, generator=generator).numpy(), shift
+            places.append((self._drawn[1][place], self._drawn[2]))
+        return np.array(places).T
 
 
 class Documents:
@@ -29,13 +50,12 @@ class Documents:
         refuse_short(meta, config, context_length)
         self.T, self.bos, self.masked = context_length, meta["bos"], bool(config.mask_documents)
         self.fingerprint = meta["fingerprint"]
-        self.bytes_per_token = meta["val"]["bytes"] / (len(self.val) - 1)
         symbols = mapped(folder / "train-symbols.bin", "int64")
         if symbols.max() >= meta["vocab_size"]:
             raise damaged(folder / "train-symbols.bin", f"id {symbols.max()} of {meta['vocab_size']}")
         self.symbols = torch.from_numpy(symbols.copy())
         self.description = " and ".join(
-            f"{len(part):,} {kind} tokens in {len(part.documents):,} documents"
+            f"{len(part):,} {kind} tokens" + of_documents(len(part.documents))
             for part, kind in ((self.train, "training"), (self.val, "validation"))
         )
         self._windows: np.ndarray | None = None
@@ -44,11 +64,19 @@ class Documents:
             self._held_back = self._with_targets(self.val, packed(self.val, context_length))
             self.epochs = Epochs(self._windows.shape[1], 0, seed)
         else:
-            # The first token of all is no target: it is BOS, or nothing predicts it.
-            self.epochs = side_by_side(len(self.train) - 1, context_length, seed)
+            # The first token of all is no target: it is BOS, or nothing predicts it. Up to a window's
+            # worth of tokens stays free for the shift: over the epochs, every other token is a target.
+            free = len(self.train) - 1 - context_length
+            count = max(1, (free + 1) // context_length)
+            self.epochs = Epochs(count, free - (count - 1) * context_length, seed)
             begin_N = np.arange(1, len(self.val), context_length)
             end_N = np.minimum(begin_N + context_length, len(self.val))
             self._held_back = self._with_targets(self.val, np.stack([begin_N, end_N]))
+        begin_N, end_N = self._held_back
+        targets = (end_N - begin_N).sum() - self._begins(self.val, begin_N).sum()
+        if self.masked and self.bos is None:
+            targets -= self._firsts(self.val, self._held_back).sum()
+        self.bytes_per_token = meta["val"]["bytes"] / int(targets)
 
     def windows(self, first: int, count: int) -> Batch:
         """Windows `first` ... `first + count - 1` of the endless sequence of epochs."""
@@ -117,12 +145,15 @@ class Documents:
         """Where the stream has a BOS."""
         return part.rows(place_N, 1)[:, 0] == (-1 if self.bos is None else self.bos)
 
+    def _firsts(self, part: Part, windows: np.ndarray) -> np.ndarray:
+        """How many documents begin among the targets of each of the `windows`, 2 x N."""
+        return np.diff(np.searchsorted(part.documents, windows), axis=0)[0]
+
     def _with_targets(self, part: Part, windows: np.ndarray) -> np.ndarray:
-        """The windows that have a target, and not beginnings of documents alone, which nothing tells."""
+        """The `windows` (2 x N: begin, end) but for those whose targets all are first tokens of documents."""
         begin_N, end_N = windows
-        firsts_N = np.diff(np.searchsorted(part.documents, windows), axis=0)[0]
-        vain = firsts_N if self.masked or self.bos is not None else 0
-        kept = windows[:, end_N - begin_N > vain]
+        unpredictable = self._firsts(part, windows) if self.masked or self.bos is not None else 0
+        kept = windows[:, end_N - begin_N > unpredictable]
         if not kept.size:
             raise UserError("each document is one token: with data.mask_documents nothing is to be predicted")
         return kept
@@ -144,3 +175,8 @@ def packed(part: Part, context_length: int) -> np.ndarray:
     begin = np.repeat(border[chain[:-1]], pieces) + context_length * piece
     end = np.minimum(begin + context_length, np.repeat(border[chain[1:]], pieces))
     return np.stack([begin + 1, np.minimum(end + 1, len(part))])
+
+
+def spread(chosen: int, of: int) -> np.ndarray:
+    """So many of 0 ... of - 1, evenly spread and in order."""
+    return np.arange(chosen) * of // chosen

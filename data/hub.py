@@ -27,7 +27,7 @@ PIECE = 2**20  # characters
 # front of a space, if it is single and a letter or digit follows. (Behind two newlines GPT-2's does not: its
 # `\s+(?!\S)` takes both at the end of a text, but leaves the second one alone where more follows.)
 CUT = re.compile(r"(?<=\S\n)(?=\w)|(?<=\S)(?= \w)")
-COMPRESSIONS = {".gz", ".zst", ".bz2", ".xz"}
+COMPRESSIONS = {".gz", ".bz2", ".xz"}
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}  # of `datasets`; all else is plain text
 NO_NETWORK = (
     "HF_HUB_OFFLINE=1 reads what data.streaming false has downloaded before, data.path reads files of yours"
@@ -35,17 +35,18 @@ NO_NETWORK = (
 
 
 class Piece(NamedTuple):
-    """A document, or about PIECE characters of a long one."""
+    """A document, or about PIECE characters of a long one, and the part that its document belongs to."""
 
     text: str
     begins: bool
-    draw: float  # a number in 0 ... 1 that hangs on the document's first PIECE characters alone
+    part: str
 
 
 class Corpus:
-    """Iterates over pieces. With the `state` that another has had, it goes on behind that one's last piece.
+    """Iterates over pieces, each with the state from which another Corpus goes on behind it.
 
-    `skipped` counts the rows that are null or empty. Raises `UserError` for what cannot be read.
+    A document is of the validation part by a hash of its first PIECE characters. `skipped` counts the rows
+    that were null or empty so far. Raises `UserError` for what cannot be read.
     """
 
     def __init__(self, config: Data, state: dict[str, Any] | None = None):
@@ -55,45 +56,50 @@ class Corpus:
         self.files = files_of(config.path) if config.path else []
         self.builder = _builder(config, self.files) if self.files else ""
 
-    def __iter__(self) -> Iterator[Piece]:
-        known = self.state["pieces"]  # of the first document: read again, not handed on
+    def __iter__(self) -> Iterator[tuple[Piece, dict[str, Any]]]:
+        known, share = self.state["pieces"], self.config.val_fraction or 0
         for _, rows in groupby(self._rows(), key=lambda row: row[0]):
             _, first, state = next(rows)
-            draw = -1.0
+            part = ""
             for number, text in enumerate(_pieces(chain([first], (text for _, text, _ in rows)))):
                 if number == 0:
                     draw = int.from_bytes(hashlib.sha256(text[:PIECE].encode()).digest()[:6]) / 2**48
-                if number >= known:
-                    self.state = state | {"pieces": number + 1}
-                    yield Piece(text, number == 0, draw)
+                    part = "val" if draw < share else "train"
+                if number >= known:  # of the first document: read again, not handed on
+                    yield Piece(text, number == 0, part), state | {"pieces": number + 1}
             known = 0
 
     def _rows(self) -> Iterator[tuple[int, str, dict[str, Any]]]:
         """The number of its document, the text, and the state in front of each row that has text."""
         position, count, documents = (self.state[key] for key in ("dataset", "rows", "documents"))
         column, lines = self.config.text_column or "", self.config.new_document
+        for row, behind in self._read(position):
+            state = {"dataset": position, "rows": count, "documents": documents}
+            state["skipped"] = dict(self.skipped)
+            position, count, text = behind, count + 1, row[column]
+            if text is not None and not isinstance(text, str):
+                what = f"data.text_column {column} holds {text!r:.60}, which is not text"
+                raise UserError(f"{self.place}, row {count:,}: {what}")
+            if text is not None and lines and self.builder != "text":
+                text = text.removesuffix("\n") + "\n"  # an empty line of WikiText is an empty row
+            if not text:
+                self.skipped["null" if text is None else "empty"] += 1
+                continue
+            begins = row.get("begins", not lines) or not documents
+            if begins or (lines and row.get("is_line", True) and re.search(lines, text)):
+                if documents == self.config.take:
+                    return
+                documents += 1
+            yield documents, text, state
+
+    def _read(self, position: Any) -> Iterator[tuple[dict[str, Any], Any]]:
+        """Rows from a position on, as `datasets` gives them, and the position behind each."""
         try:
             dataset = self._load()
             if position:
                 dataset.load_state_dict(position)
             for row in dataset:
-                state = {"dataset": position, "rows": count, "documents": documents}
-                state["skipped"] = dict(self.skipped)
-                position, count, text = dataset.state_dict(), count + 1, row[column]
-                if text is not None and not isinstance(text, str):
-                    what = f"data.text_column {column} holds {text!r:.60}, which is not text"
-                    raise UserError(f"{self.place}, row {count:,}: {what}")
-                if text is not None and lines and self.builder != "text":
-                    text = text.removesuffix("\n") + "\n"  # an empty line of WikiText is an empty row
-                if not text:
-                    self.skipped["null" if text is None else "empty"] += 1
-                    continue
-                begins = row.get("begins", not lines) or not documents
-                if begins or (lines and re.search(lines, text)):
-                    if documents == self.config.take:
-                        return
-                    documents += 1
-                yield documents, text, state
+                yield row, dataset.state_dict()
         except UserError:
             raise
         except Exception as error:  # `datasets` and what it stands on raise anything
@@ -109,7 +115,9 @@ class Corpus:
         config, column = self.config, self.config.text_column or ""
         if self.builder == "text":
             options = {"column": column, "lines": bool(config.new_document)}
-            return datasets.IterableDataset.from_generator(_read, gen_kwargs={"paths": self.files, **options})
+            return datasets.IterableDataset.from_generator(
+                _plain, gen_kwargs={"paths": self.files, **options}
+            )
         common: dict[str, Any] = {"split": config.split, "streaming": config.streaming}
         if self.files:
             paths = [glob.escape(os.path.abspath(path)) for path in self.files]
@@ -151,8 +159,6 @@ def _builder(config: Data, files: list[str]) -> str:
     if len({*kinds.values()}) > 1:
         told = ", ".join(f"{suffix} ({kind})" for suffix, kind in sorted(kinds.items()))
         raise UserError(f"data.path {config.path!r} matches several kinds of files: {told}; name one kind")
-    if config.subset or config.revision or config.split != "train":
-        raise UserError("data.subset, data.revision and data.split choose from data.name; files have none")
     return kinds.popitem()[1]
 
 
@@ -160,29 +166,32 @@ def _pieces(texts: Iterable[str]) -> Iterator[str]:
     """The same text, cut where it must be so that PIECE <= length < 2 PIECE but for the last."""
     held = ""
     for text in texts:
-        held += text
-        while len(held) >= 2 * PIECE:
-            found = CUT.search(held, PIECE)
-            at = found.start() if found and found.start() < 2 * PIECE else PIECE
-            yield held[:at]
-            held = held[at:]
+        held, at = held + text, 0
+        while len(held) - at >= 2 * PIECE:
+            found = CUT.search(held, at + PIECE, at + 2 * PIECE)
+            end = found.start() if found else at + PIECE
+            yield held[at:end]
+            at = end
+        held = held[at:]
     if held:
         yield held
 
 
-def _read(paths: list[str], column: str, lines: bool) -> Iterator[dict[str, Any]]:
+def _plain(paths: list[str], column: str, lines: bool) -> Iterator[dict[str, Any]]:
     """Blocks or lines of plain text, line ends as they are: the builder `text` would make LF of all."""
     for path in paths:
-        decode, at, begins, data = codecs.getincrementaldecoder("utf-8")(), 0, True, b""
+        decode, at, begins, data = codecs.getincrementaldecoder("utf-8")(), 0, True, b"\n"
         with fsspec.open(path, "rb", compression="infer") as file:
             while begins or data:
+                is_line, pending = data.endswith(b"\n"), len(decode.getstate()[0])  # one may come in parts
                 data = file.readline(PIECE) if lines else file.read(PIECE)
-                pending = len(decode.getstate()[0])
                 try:
-                    yield {column: decode.decode(data, final=not data), "begins": begins}
+                    text = decode.decode(data, final=not data)
                 except UnicodeDecodeError as error:
                     place = f"{error.reason} at byte {at - pending + error.start}"
                     raise UserError(f"{path} is not UTF-8 text: {place}") from None
+                if text or begins:
+                    yield {column: text, "begins": begins, "is_line": is_line}
                 at, begins = at + len(data), False
 
 
@@ -213,13 +222,10 @@ def _ask_hub(name: str, revision: str | None) -> None:
 
     try:
         HfApi().dataset_info(name, revision=revision, timeout=5)
-    except HFValidationError:
-        raise UserError(f"data.name {name}: no such folder, and no name that the hub could have") from None
-    except RepositoryNotFoundError:
+    except (HFValidationError, RepositoryNotFoundError):
         ways = "or it needs leave: ask for it on its page, then `hf auth login` or HF_TOKEN"
-        raise UserError(
-            f"data.name {name}: no such folder, and no such data set on the hub, {ways}"
-        ) from None
+        told = f"data.name {name}: no such folder, and no such data set on the hub, {ways}"
+        raise UserError(told) from None
     except HfHubHTTPError as error:
         raise UserError(f"data.name {name}: {str(error).strip().splitlines()[0]}") from None
     except Exception as error:  # whatever the network does

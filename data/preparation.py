@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -30,8 +30,8 @@ from data.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
 
 BATCH = 2**20  # characters that a thread gets at a time
 BPE_TEXT = 100_000_000  # bytes of text that the tokenizer `bpe` is trained on
-Batch = tuple[list[Piece], Any]  # and the state of the reader behind them
 ASKED = ("name", "subset", "revision", "split", "text_column", "take", "new_document", "val_fraction")
+Read = Iterable[tuple[Piece, Any]]  # pieces, each with the state from which reading goes on behind it
 
 
 def prepared(config: Data, context_length: int, tokenizer: Tokenizer | None = None) -> Path:
@@ -47,8 +47,10 @@ def prepared(config: Data, context_length: int, tokenizer: Tokenizer | None = No
             request["tokenizer"] = {"kind": "bpe", "sha256": sha256(json.dumps(saved).encode())}
 
     def fill(folder: Path) -> None:
-        made = _tokenizer(config, tokenizer, folder)
-        _fill(folder, request, made, partial(Corpus, config), config, context_length)
+        writer = Writer(folder, _tokenizer(config, tokenizer, folder))
+        corpus = Corpus(config, writer.reader)
+        _write(writer, corpus)
+        _finish(writer, config, context_length, {"request": request, "skipped": dict(corpus.skipped)})
 
     return _complete(_folder(config, request), fill)
 
@@ -60,28 +62,17 @@ def prepared_text(config: Data, context_length: int, text: str, tokenizer: Token
     """
     request = {"version": VERSION, "text": sha256(text.encode()), "val_fraction": config.val_fraction}
     request["tokenizer"] = sha256(json.dumps(tokenizer.to_json()).encode())
-    pieces = [
-        Piece(part, True, draw) for part, draw in zip(split(text, config.val_fraction), (1, 0), strict=True)
-    ]
+    parts = enumerate(zip(split(text, config.val_fraction), PARTS, strict=True), 1)
+    pieces = [(Piece(own, True, part), number) for number, (own, part) in parts]
 
     def fill(folder: Path) -> None:
         tokenizer.encode("".join({*text}))  # what it does not know is told before anything is written
         replace_json(folder / "tokenizer.json", tokenizer.to_json())
-        _fill(folder, request, tokenizer, partial(Pieces, pieces), config, context_length)
+        writer = Writer(folder, tokenizer)
+        _write(writer, pieces[writer.reader or 0 :])
+        _finish(writer, config, context_length, {"request": request, "skipped": {}})
 
     return _complete(_folder(config, request), fill)
-
-
-class Pieces:
-    """Reads what is in memory already; `state` is how much of it is done."""
-
-    def __init__(self, pieces: list[Piece], state: int | None):
-        self.pieces, self.state, self.skipped = pieces, state or 0, dict[str, int]()
-
-    def __iter__(self) -> Iterator[Piece]:
-        for piece in self.pieces[self.state :]:
-            self.state += 1
-            yield piece
 
 
 def _complete(folder: Path, fill: Callable[[Path], None]) -> Path:
@@ -145,35 +136,6 @@ def _folder(config: Data, request: dict[str, Any]) -> Path:
     return Path(config.cache_dir) / sha256(json.dumps(request).encode())[:16]
 
 
-def _fill(
-    folder: Path,
-    request: dict[str, Any],
-    tokenizer: Tokenizer,
-    read: Callable[[Any], Any],
-    config: Data,
-    context_length: int,
-) -> None:
-    """Write what `read` gives from a state on: read here, tokenize in threads, write in order."""
-    writer = Writer(folder, np.min_scalar_type(tokenizer.vocab_size - 1))
-    reader, share = read(writer.reader), config.val_fraction or 0
-    line = "{n_fmt}B of text, {rate_fmt}{postfix}, {elapsed} gone\n"  # in a log file
-    looks: dict[str, Any] = {} if sys.stderr.isatty() else {"bar_format": line, "mininterval": 10}
-    looks |= {"initial": sum(part["bytes"] for part in writer.parts.values()), "delay": 2}
-    with tqdm(unit="B", unit_scale=True, **looks) as bar:
-        work = partial(_tokenize, tokenizer, writer.dtype, share)
-        for tokenized, state in _in_order(work, _batches(reader)):
-            writer.add(tokenized, state)
-            count = sum(part["documents"] for part in writer.parts.values())
-            bar.set_postfix_str(f"{count:,} documents", refresh=False)
-            bar.update(sum(size for _, _, size in tokenized.values()))
-    try:
-        refuse_short(writer.parts, config, context_length)
-    except UserError:
-        (folder / "progress.json").unlink(missing_ok=True)
-        raise
-    writer.finish(tokenizer, {"request": request, "skipped": dict(reader.skipped)})
-
-
 def _tokenizer(config: Data, given: Tokenizer | None, folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if given is None and path.exists():
@@ -188,49 +150,74 @@ def _tokenizer(config: Data, given: Tokenizer | None, folder: Path) -> Tokenizer
 
 def _training_texts(config: Data) -> Iterator[str]:
     left = BPE_TEXT
-    for piece in Corpus(config):
-        if piece.draw >= (config.val_fraction or 0):
+    for piece, _ in Corpus(config):
+        if piece.part == "train":
             yield piece.text
         left -= len(piece.text.encode())
         if left <= 0:
             return
 
 
-def _batches(reader: Corpus | Pieces) -> Iterator[Batch]:
-    """Pieces of about BATCH characters together, and the state of the reader behind them."""
+def _write(writer: Writer, read: Read) -> None:
+    """Read here, tokenize in threads, write in order."""
+    line = "{n_fmt}B of text, {rate_fmt}{postfix}, {elapsed} gone\n"  # in a log file
+    looks: dict[str, Any] = {} if sys.stderr.isatty() else {"bar_format": line, "mininterval": 10}
+    looks |= {"initial": sum(part["bytes"] for part in writer.parts.values()), "delay": 2}
+    with tqdm(unit="B", unit_scale=True, **looks) as bar:
+        for added, state in _in_order(partial(_tokenize, writer.tokenizer, writer.dtype), _batches(read)):
+            writer.add(added, state)
+            count = sum(part["documents"] for part in writer.parts.values())
+            bar.set_postfix_str(f"{count:,} documents", refresh=False)
+            bar.update(sum(part.bytes for part in added.values()))
+
+
+def _finish(writer: Writer, config: Data, context_length: int, meta: dict[str, Any]) -> None:
+    try:
+        refuse_short(writer.parts, config, context_length)
+    except UserError:
+        (writer.folder / "progress.json").unlink(missing_ok=True)  # nothing to go on from
+        raise
+    writer.finish(meta)
+
+
+def _batches(read: Read) -> Iterator[tuple[list[Piece], Any]]:
+    """Pieces of about BATCH characters together, and the state behind them."""
     batch: list[Piece] = []
-    size = 0
-    for piece in reader:
+    size, state = 0, None
+    for piece, state in read:
         batch.append(piece)
         size += len(piece.text)
         if size >= BATCH:
-            yield batch, reader.state
+            yield batch, state
             batch, size = [], 0
     if batch:
-        yield batch, reader.state
+        yield batch, state
 
 
-def _in_order(work: Callable[[list[Piece]], Added], batches: Iterator[Batch]) -> Iterator[tuple[Added, Any]]:
+def _in_order(
+    work: Callable[[list[Piece]], dict[str, Added]], batches: Iterator[tuple[list[Piece], Any]]
+) -> Iterator[tuple[dict[str, Added], Any]]:
     """What threads make of the batches, of which few are held. Tokenizers let other threads go on."""
-    threads, pending = os.cpu_count() or 1, deque[tuple[Future[Added], Any]]()
+    threads, pending = os.cpu_count() or 1, deque[tuple[Future[dict[str, Added]], Any]]()
     with ThreadPoolExecutor(threads) as pool:
         for batch, state in batches:
             pending.append((pool.submit(work, batch), state))
             if len(pending) > 2 * threads:
-                yield pending[0][0].result(), pending.popleft()[1]
+                first, state = pending.popleft()
+                yield first.result(), state
         yield from ((future.result(), state) for future, state in pending)
 
 
-def _tokenize(tokenizer: Tokenizer, dtype: np.dtype, val_fraction: float, batch: list[Piece]) -> Added:
-    parts: Added = {}
-    bos = np.array([] if tokenizer.bos is None else [tokenizer.bos], dtype)
-    for name in PARTS:
-        ids, documents, length, size = [bos[:0]], [], 0, 0
-        for piece in batch:
-            if (piece.draw < val_fraction) == (name == "val"):
-                documents += [length] if piece.begins else []
-                ids += [bos if piece.begins else bos[:0], tokenizer.encode(piece.text).astype(dtype)]
-                length += len(ids[-2]) + len(ids[-1])
-                size += len(piece.text.encode())
-        parts[name] = np.concatenate(ids), documents, size
-    return parts
+def _tokenize(tokenizer: Tokenizer, dtype: np.dtype, pieces: list[Piece]) -> dict[str, Added]:
+    """What the pieces add to each part."""
+    bos, added = np.array([] if tokenizer.bos is None else [tokenizer.bos], dtype), {}
+    for part in PARTS:
+        own = [piece for piece in pieces if piece.part == part]
+        ids = [bos[:0]]
+        for piece in own:
+            ids += [bos if piece.begins else bos[:0], tokenizer.encode(piece.text).astype(dtype)]
+        place = np.cumsum([len(some) for some in ids])[:-1:2]  # of each piece
+        begins = place[[piece.begins for piece in own]]
+        size = sum(len(piece.text.encode()) for piece in own)
+        added[part] = Added(np.concatenate(ids), begins, size)
+    return added

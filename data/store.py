@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,14 @@ VERSION = 1
 PARTS = ("train", "val")
 SHARD = 2**26  # tokens of a file
 SAVE_EVERY = 2**24  # bytes of text
-# What is added to each part at a time: ids, where in them documents begin, bytes of text.
-Added = dict[str, tuple[np.ndarray, list[int], int]]
+
+
+class Added(NamedTuple):
+    """What comes to a part at a time: token ids, where in them documents begin, bytes of their text."""
+
+    ids: np.ndarray
+    documents: np.ndarray
+    bytes: int
 
 
 class Part:
@@ -78,12 +84,17 @@ def refuse_short(parts: dict[str, Any], config: Data, context_length: int) -> No
     place = config.source if config.source == "shakespeare" else config.path or config.name
     for name in PARTS:
         if (have := parts[name]["tokens"]) <= context_length:
-            whole = f"the {name} part of {place} has {have:,} in {parts[name]['documents']:,} documents"
+            whole = f"the {name} part of {place} has {have:,}" + of_documents(parts[name]["documents"])
             ways = "shorten the context, give more text or change data.val_fraction"
             if "hf" in config.sources and sum(parts[each]["documents"] for each in PARTS) == 1:
                 ways = "source text splits a single document, data.new_document makes several of lines"
             needs = f"model.context_length {context_length} needs at least {context_length + 1} tokens"
             raise UserError(f"{needs}; {whole}: {ways}")
+
+
+def of_documents(count: int) -> str:
+    """How many there are, in words; nothing for a whole text."""
+    return "" if count == 1 else f" in {count:,} documents"
 
 
 def mapped(path: Path, dtype: str, length: int | None = None) -> np.ndarray:
@@ -107,8 +118,9 @@ def damaged(path: Path, fault: str) -> UserError:
 class Writer:
     """The files of a folder that is not complete. What was added since it was last saved, a kill undoes."""
 
-    def __init__(self, folder: Path, dtype: np.dtype):
-        self.folder, self.dtype = folder, dtype
+    def __init__(self, folder: Path, tokenizer: Tokenizer):
+        self.folder, self.tokenizer = folder, tokenizer
+        self.dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
         parts = {name: {"tokens": 0, "documents": 0, "bytes": 0} for name in PARTS}
         saved: dict[str, Any] = {"files": {}, "parts": parts, "reader": None}
         if (folder / "progress.json").exists():
@@ -122,11 +134,11 @@ class Writer:
             elif path.name not in ("tokenizer.json", "progress.json"):
                 path.unlink()
 
-    def add(self, tokenized: Added, reader: Any) -> None:
-        """Append to both parts; `reader` is where it goes on behind that."""
-        for name, (ids, documents, size) in tokenized.items():
+    def add(self, added: dict[str, Added], reader: Any) -> None:
+        """Append to the parts; `reader` is the state from which reading goes on behind that."""
+        for name, (ids, documents, size) in added.items():
             part = self.parts[name]
-            self._append(f"{name}-documents.bin", np.array(documents, np.int64) + part["tokens"])
+            self._append(f"{name}-documents.bin", documents + part["tokens"])
             while len(ids):
                 shard, filled = divmod(part["tokens"], SHARD)
                 self._append(f"{name}-{shard:05}.bin", ids[: SHARD - filled])
@@ -148,10 +160,10 @@ class Writer:
         replace_json(self.folder / "progress.json", progress)
         self._unsaved, self._touched = 0, set()
 
-    def finish(self, tokenizer: Tokenizer, meta: dict[str, Any]) -> None:
+    def finish(self, meta: dict[str, Any]) -> None:
         """Checksums, the ids that occur, and at last `meta.json`, which says that all is there."""
         self.save()
-        checksums = []
+        tokenizer, checksums = self.tokenizer, []
         for name, part in self.parts.items():
             occur = np.zeros(tokenizer.vocab_size, bool)
             part["sha256"] = []

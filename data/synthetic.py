@@ -7,7 +7,7 @@ from torch import Tensor
 
 from configs import UserError
 from configs.seeds import seed_for
-from data.sources import Batch, shifted, with_bos
+from data.sources import Batch
 
 VALIDATION = 256  # sequences
 MOST_SYMBOLS = 4096  # of a Markov chain: its table has the square of that
@@ -24,12 +24,12 @@ class Synthetic:
 
     def windows(self, first: int, count: int) -> Batch:
         """`count` windows, drawn together: another cut of the sequence gives other ones."""
-        return shifted(self._rows(count, self.name, first))
+        return _shifted(self._rows(count, self.name, first))
 
     def validation(self, batch_size: int, tokens: int = 0) -> Iterator[Batch]:
         """A fixed set of sequences from a stream of its own, or the first of them, about `tokens`."""
         count = max(1, round(tokens / self.T)) if tokens else VALIDATION
-        yield from map(shifted, self._rows(VALIDATION, "validation")[:count].split(batch_size))
+        yield from map(_shifted, self._rows(VALIDATION, "validation")[:count].split(batch_size))
 
     def probe_text(self, sequences: int, length: int, bos: bool) -> tuple[Tensor, None]:
         """Validation sequences, for there is no natural text here; BOS in front if asked."""
@@ -38,7 +38,7 @@ class Synthetic:
 
     def _rows(self, count: int, purpose: str, *index: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed_for(self.seed, purpose, *index))
-        return with_bos(self.symbols[self._draw(count, self.T + (self.bos is None), generator)], self.bos)
+        return _with_bos(self.symbols[self._draw(count, self.T + (self.bos is None), generator)], self.bos)
 
     def _draw(self, count: int, length: int, generator: torch.Generator) -> Tensor:
         """Indices into `symbols`, count x length."""
@@ -98,3 +98,13 @@ class Backcopy(Synthetic):
             drawn_B = torch.searchsorted(self._cumulative_VV[before_B], chance_TB1[t]).squeeze(1)
             symbol_TB[t] = torch.where(before_B < self.triggers, symbol_TB[t - 2], drawn_B.clamp(max=last))
         return symbol_TB.T.contiguous()
+
+
+def _with_bos(rows: Tensor, bos: int | None) -> Tensor:
+    """Token ids with BOS in front of each row, where there is one."""
+    return rows if bos is None else torch.cat([rows.new_full((len(rows), 1), bos), rows], dim=1)
+
+
+def _shifted(rows: Tensor) -> Batch:
+    """Rows of T + 1 token ids as inputs and targets."""
+    return Batch(rows[:, :-1], rows[:, 1:].clone())

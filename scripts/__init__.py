@@ -3,7 +3,8 @@
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from configs import UserError
 from configs.cli import Parser, show_anything
@@ -22,9 +23,16 @@ def serve(parser: Parser, work: Callable[[Namespace], None], argv: list[str], ve
             kept[verbatim.lstrip("-")] = text if equals else argv[at + 1]
             argv = argv[:at] + argv[at + 2 - len(equals) :]
             break
+    with exits():
+        work(Namespace(**vars(parser.parse_args(argv)) | kept))
+
+
+@contextmanager
+def exits() -> Iterator[None]:
+    """What goes wrong inside is one line and an exit code."""
     show_anything()
     try:
-        work(Namespace(**vars(parser.parse_args(argv)) | kept))
+        yield
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

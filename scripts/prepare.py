@@ -1,6 +1,6 @@
 """Tokenize the documents of `data.source hf` ahead of training, which does it otherwise as it starts.
 
-`python -m scripts.prepare --config FILE [--data.key value ...]`: the options of train.py, but for `--resume`.
+`python -m scripts.prepare --config FILE [--data.key value ...]`: options of train.py.
 """
 
 import json
@@ -8,31 +8,21 @@ import sys
 
 from configs import UserError
 from configs.cli import parse_or_exit
+from scripts import exits
 
 
 def main(argv: list[str]) -> None:
-    """Serve one command line."""
-    try:
-        prepare(argv)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-def prepare(argv: list[str]) -> None:
-    """Print the folder and what it holds. Raises `UserError` for a wrong request."""
+    """Print the folder and what it holds."""
     request = parse_or_exit(argv)
-    data = request.config.data
-    if request.resume:
-        raise UserError("--resume continues a run; a preparation goes on by itself where it stopped")
+    config, data = request.config, request.config.data
+    if request.resume or request.dry_run or config.model.init_from:
+        raise UserError("--resume, --dry_run and --model.init_from are of train.py; a preparation has none")
     if "hf" not in data.sources:
         raise UserError(f"data.source {data.source} needs no preparation; hf does")
 
     from data.preparation import prepared
 
-    folder = prepared(data, request.config.model.context_length)
+    folder = prepared(data, config.model.context_length)
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     print(folder)
     for name in ("train", "val"):
@@ -44,4 +34,5 @@ def prepare(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with exits():
+        main(sys.argv[1:])
