@@ -154,9 +154,11 @@ def loop(run: Run, log: MirroredLog, interrupted: Callable[[], bool]) -> None:
                 record: dict[str, Any] = {"loss": loss, "lr": share * c.optimizer.lr, "grad_norm": grad_norm}
                 if run.scaler.is_enabled():
                     record |= {"loss_scale": run.scaler.get_scale(), "skipped": state.skipped}
-                speed, in_words = run.meter.read()
+                speed = run.meter.read()
                 log.write("train", state.step, **record, tokens=state.tokens, **speed)
-                bar.set_postfix_str(f"loss {loss:.3f}, {in_words}", refresh=False)
+                mfu = "" if speed["mfu"] is None else f", {speed['mfu']:.0%} MFU"
+                words = f"loss {loss:.3f}, {speed['tokens_per_s']:,} tokens/s{mfu}"
+                bar.set_postfix_str(words, refresh=False)
             bar.update()
             stopping = look(run, log, say, interrupted)
     if state.step == c.train.steps:
@@ -194,7 +196,7 @@ def look(run: Run, log: MirroredLog, say: Callable[[str], None], interrupted: Ca
     save = state.step in (0, last) or due(c.checkpoint.every, state.step, last)
     save = save or (c.checkpoint.log_spaced and checkpoints.is_log_spaced(state.step))
     evaluates, probes = due(c.eval.every, state.step, last), due(c.probe.every, state.step, last)
-    if (save or evaluates or probes) and (broken := nonfinite_parameters(run.model)):
+    if (evaluates or probes) and (broken := nonfinite_parameters(run.model)):
         stop(run, state.step, broken[0])
     if evaluates:
         batches = run.source.validation(c.train.batch_size, c.eval.tokens)
@@ -215,7 +217,7 @@ def look(run: Run, log: MirroredLog, say: Callable[[str], None], interrupted: Ca
     log.flush()
     stopping = interrupted()
     if save or stopping:
-        if broken := nonfinite_parameters(run.model):
+        if not (evaluates or probes) and (broken := nonfinite_parameters(run.model)):
             stop(run, state.step, broken[0])
         state.seconds, state.scaler = time.perf_counter() - run.began, run.scaler.state_dict()
         checkpoints.save(folder, run.model, run.optimizers, state)
