@@ -105,8 +105,9 @@ def build(request: Request) -> Run:
     device, dtype = choose_device(config.run.device), PRECISIONS[config.train.precision]
     fresh = not request.resume or not has_begun(folder)
     origin = find_origin(config) if config.model.init_from and fresh else None
-    kept = load_tokenizer(folder / "tokenizer.json") if config.model.init_from and not fresh else None
-    source = load_source(config, origin.tokenizer if origin else kept)
+    tokenizer = origin.tokenizer if origin else None
+    tokenizer = load_tokenizer(folder / "tokenizer.json") if request.resume else tokenizer
+    source = load_source(config, tokenizer)
     seed, T = config.run.seed, config.model.context_length
     generator = torch.Generator().manual_seed(seed_for(seed, "init"))
     try:
@@ -154,17 +155,16 @@ def loop(run: Run, log: MirroredLog, interrupted: Callable[[], bool]) -> None:
                 record: dict[str, Any] = {"loss": loss, "lr": share * c.optimizer.lr, "grad_norm": grad_norm}
                 if run.scaler.is_enabled():
                     record |= {"loss_scale": run.scaler.get_scale(), "skipped": state.skipped}
-                speed = run.meter.read()
-                log.write("train", state.step, **record, tokens=state.tokens, **speed)
-                mfu = "" if speed["mfu"] is None else f", {speed['mfu']:.0%} MFU"
-                words = f"loss {loss:.3f}, {speed['tokens_per_s']:,} tokens/s{mfu}"
-                bar.set_postfix_str(words, refresh=False)
+                rate = run.meter.read()
+                log.write("train", state.step, **record, tokens=state.tokens, **rate)
+                mfu = "" if rate["mfu"] is None else f", {rate['mfu']:.0%} MFU"
+                bar.set_postfix_str(f"loss {loss:.3f}, {rate['tokens_per_s']:,} tokens/s{mfu}", refresh=False)
             bar.update()
             stopping = look(run, log, say, interrupted)
     if state.step == c.train.steps:
         state.seconds = time.perf_counter() - run.began
-        telemetry_share = state.telemetry_seconds / state.seconds
-        log.write("end", state.step, seconds=state.seconds, telemetry_share=telemetry_share)
+        times = {"seconds": state.seconds, "telemetry_share": state.telemetry_seconds / state.seconds}
+        log.write("end", state.step, **times)
 
 
 def update(run: Run, step: int, share: float) -> tuple[float, float | None]:
