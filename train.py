@@ -25,6 +25,7 @@ from analysis.heads import describe_heads, in_words
 from analysis.probes import Probes, make_probes, measure, summary
 from analysis.view import view
 from configs import UserError
+from configs.files import replace_text
 from configs.schema import Config
 from configs.seeds import seed_for
 from data.loading import load_source
@@ -37,7 +38,7 @@ from training.devices import choose_device, to_device
 from training.evaluation import evaluate
 from training.folder import create, has_begun, refuse_used
 from training.guards import first_nonfinite, interruptible, nonfinite_parameters
-from training.loggers import progress, read_records, replace_text
+from training.loggers import progress, read_records
 from training.mirror import MirroredLog
 from training.optimizers import make_optimizers
 from training.origin import find_origin
@@ -105,9 +106,8 @@ def build(request: Request) -> Run:
     device, dtype = choose_device(config.run.device), PRECISIONS[config.train.precision]
     fresh = not request.resume or not has_begun(folder)
     origin = find_origin(config) if config.model.init_from and fresh else None
-    tokenizer = origin.tokenizer if origin else None
-    tokenizer = load_tokenizer(folder / "tokenizer.json") if request.resume else tokenizer
-    source = load_source(config, tokenizer)
+    theirs = origin.tokenizer if origin else None
+    source = load_source(config, load_tokenizer(folder / "tokenizer.json") if request.resume else theirs)
     seed, T = config.run.seed, config.model.context_length
     generator = torch.Generator().manual_seed(seed_for(seed, "init"))
     try:

@@ -6,7 +6,8 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 
 from configs import UserError
-from configs.cli import Parser, show_anything
+from configs.cli import Parser
+from configs.screen import show_anything
 
 
 def serve(parser: Parser, work: Callable[[Namespace], None], argv: list[str], verbatim: str) -> None:

@@ -6,9 +6,7 @@ under a temporary name, flushed to the disk and renamed. Random state is not sto
 function of the seed and the step.
 """
 
-import hashlib
 import json
-import os
 import platform
 import shutil
 import uuid
@@ -21,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from configs import UserError
+from configs.files import sha256_of, to_disk
 from configs.schema import Checkpoint as CheckpointConfig
 from model.transformer import GPT
 from training import Stopped
@@ -89,15 +88,15 @@ def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None
         save_file({name: p.detach() for p, name in names.items()}, temporary / "model.safetensors")
         save_file(moments, temporary / "optimizer.safetensors")
         (temporary / "state.json").write_text(json.dumps(asdict(state), indent=1))
-        sums = {name: _sha256(temporary / name) for name in FILES}
+        sums = {name: sha256_of(temporary / name) for name in FILES}
         (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
         for path in (*temporary.iterdir(), temporary):
-            _to_disk(path)
+            to_disk(path)
         for step in steps_in(folder):
             if step >= state.step:  # found damaged, or the run would have gone on from there
                 _remove(path_of(folder, step))
         temporary.rename(path_of(folder, state.step))
-        _to_disk(folder)
+        to_disk(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise Stopped(f"cannot save the checkpoint of step {state.step} in {folder}: {error}") from error
@@ -180,7 +179,7 @@ def _fault(path: Path) -> str | None:
     """What is wrong with a checkpoint, None if it is intact."""
     try:
         sums = json.loads((path / "checksums.json").read_text())
-        wrong = [name for name in FILES if _sha256(path / name) != sums[name]]
+        wrong = [name for name in FILES if sha256_of(path / name) != sums[name]]
         return f"{wrong[0]} does not match its checksum" if wrong else None
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
@@ -192,14 +191,3 @@ def _remove(path: Path) -> None:
     """Make a checkpoint invisible in one move, then delete it."""
     if path.exists():
         shutil.rmtree(path.rename(path.with_name(f"tmp-{path.name}")), ignore_errors=True)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
