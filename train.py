@@ -120,7 +120,7 @@ def build(request: Request) -> Run:
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     probes = make_probes(source, T, config.probe.sequences, seed) if config.probe.every else None
     meter = Meter(model.flops_per_token(), ceiling(device, dtype))
-    state = checkpoints.State(fingerprint=source.fingerprint, environment=checkpoints.environment(device))
+    state = checkpoints.State(fingerprint=source.fingerprint)
     # Overwriting is meant once: who repeats this run from its config.yaml must not lose another.
     config = config.model_copy(update={"run": config.run.model_copy(update={"overwrite": False})})
     return Run(config, folder, source, model, forward, optimizers, scaler, meter, probes, state, fresh, news)

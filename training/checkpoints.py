@@ -23,13 +23,13 @@ from configs.files import sha256_of, to_disk
 from configs.schema import Checkpoint as CheckpointConfig
 from model.transformer import GPT
 from training import Stopped
-from training.devices import CPU, name_of
+from training.devices import name_of
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 Optimizers = list[torch.optim.Optimizer]
 
 
-def environment(device: torch.device = CPU) -> dict[str, Any]:
+def environment(device: torch.device) -> dict[str, Any]:
     """What two runs must share to agree bit for bit."""
     return {
         "device": name_of(device),
@@ -53,7 +53,6 @@ class State:
     best: tuple[float, int] | None = None
     fingerprint: str = ""  # of the data
     wandb_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])  # under which the run is mirrored
-    environment: dict[str, Any] = field(default_factory=environment)
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -76,6 +75,7 @@ def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None
     for stale in folder.glob("tmp-*"):  # a kill in the middle of a save or a removal leaves these
         shutil.rmtree(stale, ignore_errors=True)
     temporary = folder / f"tmp-{state.step}"
+    saved = asdict(state) | {"environment": environment(model.device)}
     names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
     moments = {
         f"{names[parameter]}/{key}": value
@@ -87,7 +87,7 @@ def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None
         temporary.mkdir(parents=True)
         save_file({name: p.detach() for p, name in names.items()}, temporary / "model.safetensors")
         save_file(moments, temporary / "optimizer.safetensors")
-        (temporary / "state.json").write_text(json.dumps(asdict(state), indent=1))
+        (temporary / "state.json").write_text(json.dumps(saved, indent=1))
         sums = {name: sha256_of(temporary / name) for name in FILES}
         (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
         for path in (*temporary.iterdir(), temporary):
@@ -147,15 +147,11 @@ def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State
     for moment, value in load_file(path / "optimizer.safetensors").items():
         name, key = moment.rsplit("/", 1)
         state_of[parameters[name]][key] = value.to(model.device)
-    state = State(**json.loads((path / "state.json").read_text()))
-    then, state.environment = state.environment, environment(model.device)
-    changed = [
-        f"{key} was {was}, is {now}"
-        for key, now in state.environment.items()
-        if (was := then.get(key, now)) != now  # older checkpoints do not say all
-    ]
+    saved = json.loads((path / "state.json").read_text())
+    then, now = saved.pop("environment"), environment(model.device)
+    changed = [f"{key} was {then[key]}, is {now[key]}" for key in now if then[key] != now[key]]
     faults += [f"the run will not continue bit for bit: {', '.join(changed)}"] if changed else []
-    return state, faults
+    return State(**saved), faults
 
 
 def load_weights(path: Path, model: GPT, may_lack: tuple[str, ...] = ()) -> None:
