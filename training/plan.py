@@ -81,9 +81,7 @@ def measure_memory(config: Config, vocab_size: int) -> tuple[GPT, dict[str, int]
             F.cross_entropy(model(tokens_BT, None, segment_BT).flatten(0, 1), tokens_BT.flatten()).backward()
 
         micro_step()
-        tracker = MemTracker()
-        tracker.track_external(model)
-        with tracker:
+        with MemTracker() as tracker:
             micro_step()
         for optimizer in optimizers:
             optimizer.step()
