@@ -25,6 +25,7 @@ from analysis.heads import describe_heads, in_words
 from analysis.probes import Probes, make_probes, measure, summary
 from analysis.view import view
 from configs import UserError
+from configs.files import replace_text
 from configs.schema import Config
 from configs.seeds import seed_for
 from data.loading import load_source
@@ -37,7 +38,7 @@ from training.devices import choose_device, to_device
 from training.evaluation import evaluate
 from training.folder import create, has_begun, refuse_used
 from training.guards import first_nonfinite, interruptible, nonfinite_parameters
-from training.loggers import progress, read_records, replace_text
+from training.loggers import progress, read_records
 from training.mirror import MirroredLog
 from training.optimizers import make_optimizers
 from training.origin import find_origin
@@ -105,8 +106,8 @@ def build(request: Request) -> Run:
     device, dtype = choose_device(config.run.device), PRECISIONS[config.train.precision]
     fresh = not request.resume or not has_begun(folder)
     origin = find_origin(config) if config.model.init_from and fresh else None
-    kept = load_tokenizer(folder / "tokenizer.json") if config.model.init_from and not fresh else None
-    source = load_source(config, origin.tokenizer if origin else kept)
+    theirs = origin.tokenizer if origin else None
+    source = load_source(config, load_tokenizer(folder / "tokenizer.json") if request.resume else theirs)
     seed, T = config.run.seed, config.model.context_length
     generator = torch.Generator().manual_seed(seed_for(seed, "init"))
     try:
@@ -119,7 +120,7 @@ def build(request: Request) -> Run:
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     probes = make_probes(source, T, config.probe.sequences, seed) if config.probe.every else None
     meter = Meter(model.flops_per_token(), ceiling(device, dtype))
-    state = checkpoints.State(fingerprint=source.fingerprint, environment=checkpoints.environment(device))
+    state = checkpoints.State(fingerprint=source.fingerprint)
     # Overwriting is meant once: who repeats this run from its config.yaml must not lose another.
     config = config.model_copy(update={"run": config.run.model_copy(update={"overwrite": False})})
     return Run(config, folder, source, model, forward, optimizers, scaler, meter, probes, state, fresh, news)
@@ -154,15 +155,16 @@ def loop(run: Run, log: MirroredLog, interrupted: Callable[[], bool]) -> None:
                 record: dict[str, Any] = {"loss": loss, "lr": share * c.optimizer.lr, "grad_norm": grad_norm}
                 if run.scaler.is_enabled():
                     record |= {"loss_scale": run.scaler.get_scale(), "skipped": state.skipped}
-                speed, in_words = run.meter.read()
-                log.write("train", state.step, **record, tokens=state.tokens, **speed)
-                bar.set_postfix_str(f"loss {loss:.3f}, {in_words}", refresh=False)
+                rate = run.meter.read()
+                log.write("train", state.step, **record, tokens=state.tokens, **rate)
+                mfu = "" if rate["mfu"] is None else f", {rate['mfu']:.0%} MFU"
+                bar.set_postfix_str(f"loss {loss:.3f}, {rate['tokens_per_s']:,} tokens/s{mfu}", refresh=False)
             bar.update()
             stopping = look(run, log, say, interrupted)
     if state.step == c.train.steps:
         state.seconds = time.perf_counter() - run.began
-        telemetry_share = state.telemetry_seconds / state.seconds
-        log.write("end", state.step, seconds=state.seconds, telemetry_share=telemetry_share)
+        times = {"seconds": state.seconds, "telemetry_share": state.telemetry_seconds / state.seconds}
+        log.write("end", state.step, **times)
 
 
 def update(run: Run, step: int, share: float) -> tuple[float, float | None]:
@@ -194,7 +196,7 @@ def look(run: Run, log: MirroredLog, say: Callable[[str], None], interrupted: Ca
     save = state.step in (0, last) or due(c.checkpoint.every, state.step, last)
     save = save or (c.checkpoint.log_spaced and checkpoints.is_log_spaced(state.step))
     evaluates, probes = due(c.eval.every, state.step, last), due(c.probe.every, state.step, last)
-    if (save or evaluates or probes) and (broken := nonfinite_parameters(run.model)):
+    if (evaluates or probes) and (broken := nonfinite_parameters(run.model)):
         stop(run, state.step, broken[0])
     if evaluates:
         batches = run.source.validation(c.train.batch_size, c.eval.tokens)
@@ -215,7 +217,7 @@ def look(run: Run, log: MirroredLog, say: Callable[[str], None], interrupted: Ca
     log.flush()
     stopping = interrupted()
     if save or stopping:
-        if broken := nonfinite_parameters(run.model):
+        if not (evaluates or probes) and (broken := nonfinite_parameters(run.model)):
             stop(run, state.step, broken[0])
         state.seconds, state.scaler = time.perf_counter() - run.began, run.scaler.state_dict()
         checkpoints.save(folder, run.model, run.optimizers, state)

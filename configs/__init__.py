@@ -1,4 +1,6 @@
-"""Typed sections (`schema.py`), command line (`cli.py`), presets (`*.yaml`). Imports no torch."""
+"""Typed sections (`schema.py`), command line (`cli.py`), presets (`*.yaml`), what every room needs for files
+(`files.py`), the screen (`screen.py`) and seeds (`seeds.py`). Imports no torch.
+"""
 
 
 class UserError(Exception):

@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import io
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -13,6 +12,7 @@ from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDic
 
 from configs import UserError
 from configs.schema import Config, Stage
+from configs.screen import show_anything
 
 SECTIONS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
 KEYS = [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields]
@@ -102,13 +102,6 @@ def parse(argv: list[str]) -> Request:
     if refused := [change for change in changed if change.split()[0] in fixed]:
         raise UserError(f"a resumed run keeps {', '.join(refused)}; start a new run to change that")
     return Request(config, folder, arguments.print_config, arguments.dry_run)
-
-
-def show_anything() -> None:
-    """A terminal that cannot show a character gets an escape for it instead of ending the run."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def parse_or_exit(argv: list[str]) -> Request:

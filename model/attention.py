@@ -78,7 +78,8 @@ class CausalSelfAttention(nn.Module):
     ) -> Tensor:
         """Attention output `B x T x C`, before the residual sum; `cache` has the places before these."""
         # Kernels run in float32 whatever the linear layers use: PyTorch's CPU kernel is slower in bfloat16,
-        # and the statistics are computed from exactly these tensors.
+        # and the statistics are computed from exactly these tensors. A GPU pays for that: its flash kernels
+        # take 16 bits only, and PyTorch falls back on its memory-efficient one.
         q_BHTD = self._heads(self.W_q, x_BTC)
         k_BGSD = q_BHTD if self.W_k is None else self._heads(self.W_k, x_BTC)
         v_BGSD = k_BGSD if self.values_are_keys else self._heads(self.W_v, x_BTC)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from configs import UserError
-from configs.cli import Parser, show_anything
+from configs.cli import Parser
+from configs.screen import show_anything
 
 
 def serve(parser: Parser, work: Callable[[Namespace], None], argv: list[str], verbatim: str) -> None:

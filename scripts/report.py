@@ -8,6 +8,7 @@ from typing import Any
 
 from configs import UserError
 from configs.cli import Parser, load_config
+from configs.files import replace_text
 from scripts import serve, warn
 
 PARSER = Parser(prog="python -m scripts.report", description=__doc__, allow_abbrev=False)
@@ -27,7 +28,6 @@ def main(given: Namespace) -> None:
     if given.png and given.compare:
         raise UserError("--png draws one run: leave --compare out")
     from analysis import picture, report
-    from training.loggers import replace_text
 
     names = [folder.resolve().name for folder in folders]
     compared = folders[0].parent / f"compare-{'-'.join(names)[:100]}.html"

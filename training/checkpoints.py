@@ -6,9 +6,7 @@ under a temporary name, flushed to the disk and renamed. Random state is not sto
 function of the seed and the step.
 """
 
-import hashlib
 import json
-import os
 import platform
 import shutil
 import uuid
@@ -21,16 +19,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from configs import UserError
+from configs.files import sha256_of, to_disk
 from configs.schema import Checkpoint as CheckpointConfig
 from model.transformer import GPT
 from training import Stopped
-from training.devices import CPU, name_of
+from training.devices import name_of
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 Optimizers = list[torch.optim.Optimizer]
 
 
-def environment(device: torch.device = CPU) -> dict[str, Any]:
+def environment(device: torch.device) -> dict[str, Any]:
     """What two runs must share to agree bit for bit."""
     return {
         "device": name_of(device),
@@ -54,7 +53,6 @@ class State:
     best: tuple[float, int] | None = None
     fingerprint: str = ""  # of the data
     wandb_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])  # under which the run is mirrored
-    environment: dict[str, Any] = field(default_factory=environment)
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -77,6 +75,7 @@ def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None
     for stale in folder.glob("tmp-*"):  # a kill in the middle of a save or a removal leaves these
         shutil.rmtree(stale, ignore_errors=True)
     temporary = folder / f"tmp-{state.step}"
+    saved = asdict(state) | {"environment": environment(model.device)}
     names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
     moments = {
         f"{names[parameter]}/{key}": value
@@ -88,16 +87,16 @@ def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None
         temporary.mkdir(parents=True)
         save_file({name: p.detach() for p, name in names.items()}, temporary / "model.safetensors")
         save_file(moments, temporary / "optimizer.safetensors")
-        (temporary / "state.json").write_text(json.dumps(asdict(state), indent=1))
-        sums = {name: _sha256(temporary / name) for name in FILES}
+        (temporary / "state.json").write_text(json.dumps(saved, indent=1))
+        sums = {name: sha256_of(temporary / name) for name in FILES}
         (temporary / "checksums.json").write_text(json.dumps(sums, indent=1))
         for path in (*temporary.iterdir(), temporary):
-            _to_disk(path)
+            to_disk(path)
         for step in steps_in(folder):
             if step >= state.step:  # found damaged, or the run would have gone on from there
                 _remove(path_of(folder, step))
         temporary.rename(path_of(folder, state.step))
-        _to_disk(folder)
+        to_disk(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise Stopped(f"cannot save the checkpoint of step {state.step} in {folder}: {error}") from error
@@ -148,15 +147,11 @@ def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State
     for moment, value in load_file(path / "optimizer.safetensors").items():
         name, key = moment.rsplit("/", 1)
         state_of[parameters[name]][key] = value.to(model.device)
-    state = State(**json.loads((path / "state.json").read_text()))
-    then, state.environment = state.environment, environment(model.device)
-    changed = [
-        f"{key} was {was}, is {now}"
-        for key, now in state.environment.items()
-        if (was := then.get(key, now)) != now  # older checkpoints do not say all
-    ]
+    saved = json.loads((path / "state.json").read_text())
+    then, now = saved.pop("environment"), environment(model.device)
+    changed = [f"{key} was {then[key]}, is {now[key]}" for key in now if then[key] != now[key]]
     faults += [f"the run will not continue bit for bit: {', '.join(changed)}"] if changed else []
-    return state, faults
+    return State(**saved), faults
 
 
 def load_weights(path: Path, model: GPT, may_lack: tuple[str, ...] = ()) -> None:
@@ -180,7 +175,7 @@ def _fault(path: Path) -> str | None:
     """What is wrong with a checkpoint, None if it is intact."""
     try:
         sums = json.loads((path / "checksums.json").read_text())
-        wrong = [name for name in FILES if _sha256(path / name) != sums[name]]
+        wrong = [name for name in FILES if sha256_of(path / name) != sums[name]]
         return f"{wrong[0]} does not match its checksum" if wrong else None
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
@@ -192,14 +187,3 @@ def _remove(path: Path) -> None:
     """Make a checkpoint invisible in one move, then delete it."""
     if path.exists():
         shutil.rmtree(path.rename(path.with_name(f"tmp-{path.name}")), ignore_errors=True)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)

@@ -36,8 +36,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
         return batch
     cuda = device.type == "cuda"
 
-    def moved(part: Tensor) -> Tensor:
-        return (part.pin_memory() if cuda else part).to(device, non_blocking=cuda)
+    def moved(part: Tensor | None) -> Tensor | None:
+        return part if part is None else (part.pin_memory() if cuda else part).to(device, non_blocking=cuda)
 
-    segment = None if batch.segment_BT is None else moved(batch.segment_BT)
-    return Batch(moved(batch.inputs_BT), moved(batch.targets_BT), segment)
+    return Batch._make(map(moved, batch))

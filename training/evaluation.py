@@ -18,8 +18,7 @@ def evaluate(model: GPT, batches: Iterable[Batch], bytes_per_token: float) -> di
     with model.reading():
         for batch in batches:
             inputs_BT, targets_BT, segment_BT = to_device(batch, model.device)
-            segment = [] if segment_BT is None else [segment_BT]
-            logits_BTV = model(inputs_BT, None, *segment)
+            logits_BTV = model(inputs_BT, None, segment_BT)
             losses_BT = F.cross_entropy(logits_BTV.mT, targets_BT, reduction="none")  # IGNORED: 0
             sums.append(losses_BT.cpu().double().sum(1))  # not every device has float64
             counts.append((batch.targets_BT != IGNORED).sum(1))

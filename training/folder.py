@@ -4,8 +4,9 @@ import shutil
 from pathlib import Path
 
 from configs import UserError
+from configs.files import replace_text
 from training.checkpoints import steps_in
-from training.loggers import read_records, replace_text
+from training.loggers import read_records
 
 
 def refuse_used(folder: Path, overwrite: bool) -> None:

@@ -1,7 +1,6 @@
 """Records of a run. `metrics.jsonl` is the truth: one object a line, flushed as it happens."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +10,8 @@ from typing import Any
 from tqdm import tqdm
 
 from configs import UserError
+from configs.files import replace_text
+from configs.screen import looks
 
 
 class JsonLines:
@@ -31,13 +32,6 @@ class JsonLines:
         self._file.close()
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file so that it holds the old text or the new one, whatever happens."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-
-
 def read_records(path: Path) -> list[dict[str, Any]]:
     """All records; a last line that a kill has torn is left out, another that is no record: `UserError`."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
@@ -51,8 +45,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 @contextmanager
 def progress(done: int, steps: int) -> Iterator[tuple[tqdm, Callable[[str], None]]]:
     """A bar over the steps, or now and then a line where stderr is a file; and what prints beside it."""
-    line = "{n_fmt}/{total_fmt} steps, {elapsed} gone, {remaining} to go{postfix}\n"
-    at_terminal = sys.stderr.isatty()
-    looks: dict[str, Any] = {} if at_terminal else {"bar_format": line, "mininterval": 10}
-    with tqdm(total=steps, initial=done, unit="step", **looks) as bar:
-        yield bar, bar.write if at_terminal else partial(print, flush=True)
+    line = "{n_fmt}/{total_fmt} steps, {elapsed} gone, {remaining} to go{postfix}"
+    in_file = looks(line)
+    with tqdm(total=steps, initial=done, unit="step", **in_file) as bar:
+        yield bar, partial(print, flush=True) if in_file else bar.write

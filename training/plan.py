@@ -1,16 +1,10 @@
 """What a run is going to be: told at its start, and foreseen without running it (`--dry_run`)."""
 
 import sys
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from configs.schema import WHOLE, Config
 from data.corpora import load_text
@@ -19,7 +13,7 @@ from data.tokenizers import ALPHABET, vocab_size_of
 from model.layers import PRECISIONS
 from model.transformer import GPT
 from training.devices import name_of
-from training.optimizers import Muon, make_optimizers
+from training.optimizers import make_optimizers
 from training.origin import find_origin
 
 GIB = 2**30
@@ -75,51 +69,30 @@ def measure_memory(config: Config, vocab_size: int) -> tuple[GPT, dict[str, int]
     Activations are the most that one micro-step holds at once where the gradients of another are there
     already. Evaluation and probes, which keep nothing for a backward pass, are left out.
     """
-    batch_size, T = config.train.batch_size, config.model.context_length
+    from torch.distributed._tools.mem_tracker import MemTracker  # slow, and only a dry run needs it
+
     with FakeTensorMode():
         model = GPT(config.model, vocab_size).compute_in(PRECISIONS[config.train.precision]).train()
-        tokens_BT = torch.zeros(batch_size, T, dtype=torch.long)
-        segment = [tokens_BT] if config.data.mask_documents else []
+        optimizers = make_optimizers(model, config.optimizer)
+        tokens_BT = torch.zeros(config.train.batch_size, config.model.context_length, dtype=torch.long)
+        segment_BT = tokens_BT if config.data.mask_documents else None
 
         def micro_step() -> None:
-            F.cross_entropy(model(tokens_BT, None, *segment).flatten(0, 1), tokens_BT.flatten()).backward()
+            F.cross_entropy(model(tokens_BT, None, segment_BT).flatten(0, 1), tokens_BT.flatten()).backward()
 
         micro_step()
-        weights = [*model.parameters(), *model.buffers()]
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        with LiveBytes(beside=[*weights, *gradients]) as activations:
+        with MemTracker() as tracker:
             micro_step()
-        state = [
-            parameter  # in float32 too: Muon keeps one number for each, AdamW two
-            for optimizer in make_optimizers(model, config.optimizer)
-            for group in optimizer.param_groups
-            for parameter in group["params"] * (1 if isinstance(optimizer, Muon) else 2)
-        ]
-        parts = {"weights": weights, "gradients": gradients, "optimizer": state}
-        sizes = {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in parts.items()}
-    return model, sizes | {"activations": activations.peak}
-
-
-class LiveBytes(TorchDispatchMode):
-    """The `peak` of bytes that tensors hold together while it is active, `beside` those given."""
-
-    def __init__(self, beside: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.peak = 0
-        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._beside = {StorageWeakRef(tensor.untyped_storage()).cdata for tensor in beside}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                reference = StorageWeakRef(storage)
-                if reference.cdata not in self._beside:  # a view, or a gradient that grew in place
-                    self._alive[reference.cdata] = (reference, storage.nbytes())
-        self._alive = {key: value for key, value in self._alive.items() if not value[0].expired()}
-        self.peak = max(self.peak, sum(size for _, size in self._alive.values()))
-        return result
+        for optimizer in optimizers:
+            optimizer.step()
+    peak = sum(held["Total"] for held in tracker.get_tracker_snapshot("peak").values())
+    parts = {
+        "weights": [*model.parameters(), *model.buffers()],
+        "gradients": [p.grad for p in model.parameters() if p.grad is not None],
+        "optimizer": [value for one in optimizers for kept in one.state.values() for value in kept.values()],
+    }
+    sizes = {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in parts.items()}
+    return model, sizes | {"activations": peak - sizes["weights"] - sizes["gradients"]}
 
 
 def _vocab_size(config: Config) -> int:

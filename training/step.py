@@ -14,7 +14,7 @@ def micro_losses(
 ) -> Iterator[Tensor]:
     """Each micro-step's part of the batch's mean loss per counted target, in nats; they sum to it.
 
-    One that is all padding has none.
+    A micro-step without a target yields nothing.
     """
     torch.manual_seed(dropout_seed)  # dropout alone uses the global generator
     counted = (batch.targets_BT != IGNORED).sum().item()

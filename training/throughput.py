@@ -43,16 +43,14 @@ class Meter:
         """One more update."""
         self._tokens, self._seconds = self._tokens + tokens, self._seconds + seconds
 
-    def read(self) -> tuple[dict[str, float | None], str]:
-        """`tokens_per_s` and `mfu` since the last reading, for the record and in words.
+    def read(self) -> dict[str, float | None]:
+        """`tokens_per_s` and `mfu` since the last reading, for the record.
 
         Model FLOPs utilisation (Chowdhery et al. 2022, 2204.02311) is against what this machine was seen to
         do: the measured ceiling, or this very rate if it is higher. So it is never above 1; None without one.
         """
         rate = self._tokens / self._seconds
         self._tokens, self._seconds = 0, 0.0
-        flops, words = rate * self.flops_per_token, f"{rate:,.0f} tokens/s"
-        if self.ceiling is None:
-            return {"tokens_per_s": round(rate), "mfu": None}, words
-        mfu = flops / max(flops, self.ceiling)
-        return {"tokens_per_s": round(rate), "mfu": mfu}, f"{words}, {mfu:.0%} MFU"
+        flops = rate * self.flops_per_token
+        mfu = None if self.ceiling is None else flops / max(flops, self.ceiling)
+        return {"tokens_per_s": round(rate), "mfu": mfu}

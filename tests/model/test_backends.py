@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model.backends import BACKENDS
+from model.backends import BACKENDS, sdpa
 from tests.model.definition import Attention, attention
 
 SHAPES = [(1, 1), (2, 2), (33, 33), (64, 64), (257, 257), (1, 33), (7, 33), (130, 257)]  # T, S
@@ -207,3 +207,11 @@ def test_the_order_of_the_numbers_in_memory_makes_no_difference(backend: str, ax
         out, lse = BACKENDS[backend](q, k, v, return_lse=True, **case.options)
         torch.testing.assert_close(out.double(), case.expected.out_BHTD, atol=1e-5, rtol=0)
         torch.testing.assert_close(lse.double(), case.expected.lse_BHT, atol=1e-5, rtol=0)
+
+
+def test_on_another_device_the_operator_of_cpus_is_not_even_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sdpa, "_with_lse")
+    q_BHTD = torch.zeros(2, 3, 5, 8, device="meta")
+    out_BHTD, lse_BHT = sdpa.attend(q_BHTD, q_BHTD, q_BHTD, scale=1.0, return_lse=True)
+    assert out_BHTD.device == lse_BHT.device == q_BHTD.device
+    assert lse_BHT.shape == (2, 3, 5)

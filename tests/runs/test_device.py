@@ -41,20 +41,6 @@ def test_going_on_elsewhere_is_told_not_to_be_bit_for_bit(tmp_path, monkeypatch,
     assert warning in capsys.readouterr().err.splitlines()
 
 
-def test_what_an_older_checkpoint_does_not_say_is_no_difference(tmp_path, monkeypatch, capsys):
-    environment = checkpoints.environment
-
-    def older(*device):
-        return {key: value for key, value in environment(*device).items() if key != "device"}
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "environment", older)
-        run = start(tmp_path, train={"steps": 1})
-    capsys.readouterr()
-    assert go_on(run, "--train.steps", "2") == 0
-    assert "warning" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_model_batches_and_moments_are_moved(optimizer, tmp_path, monkeypatch):
     """On `meta`, a device without numbers that every machine has."""

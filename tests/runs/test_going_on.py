@@ -1,6 +1,7 @@
 """Signals, moved folders, damaged checkpoints, full disks: a run goes on."""
 
 import contextlib
+import json
 import os
 import platform
 import resource
@@ -12,7 +13,9 @@ import torch
 
 import train
 from configs.cli import parse, read_yaml
+from data import preparation, tokenizers
 from tests.runs.tiny import (
+    TEXT,
     assert_same,
     before_update,
     contents,
@@ -70,6 +73,23 @@ def test_a_moved_or_copied_run_goes_on(move, reference, tmp_path, monkeypatch):
     assert_same(tmp_path / "elsewhere", reference("adamw"))
     assert (contents(run) if run.exists() else None) == before
     assert read_yaml(tmp_path / "elsewhere" / "config.yaml", "")["run"]["dir"] == str(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("source", ["text", "hf"])
+def test_a_run_that_lost_its_cache_goes_on_with_its_own_tokenizer(source, tmp_path, monkeypatch):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": TEXT[i:]}) + "\n" for i in range(40)))
+    data = {"source": source, "tokenizer": "bpe", "vocab_size": 260}
+    data |= {"path": tmp_path / "rows.jsonl", "val_fraction": 0.2} if source == "hf" else {}
+    run = start(tmp_path, data=data, train={"steps": 2})
+    shutil.rmtree(tmp_path / "cache")
+
+    def train_bpe(*_):
+        raise AssertionError("trained once more")
+
+    for module in (tokenizers, preparation):
+        monkeypatch.setattr(module, "train_bpe", train_bpe)
+    assert go_on(run, "--train.steps", "3") == 0
+    assert last(run)["step"] == "step-00000003"
 
 
 def test_a_finished_run_is_left_as_it_is(reference, tmp_path):

@@ -107,9 +107,9 @@ def test_the_model_is_told_of_documents_where_there_are_some_and_batches_go_to_i
     monkeypatch.setattr(evaluation, "to_device", to_device)
     evaluate(gpt, [first._replace(segment_BT=segment_BT), second], 1.0)
     assert went == [gpt.device] * 2
-    (with_one, *told), (without, *silent) = gpt.asked
+    (with_one, *told), (without, *silent) = gpt.asked  # tokens, cache, documents
     assert torch.equal(with_one, (first.inputs_BT + 1) % V)
     assert torch.equal(without, (second.inputs_BT + 1) % V)
     assert told[0] is None
     assert told[1] is segment_BT
-    assert silent == [None]
+    assert silent == [None, None]

@@ -61,11 +61,7 @@ def test_memory_is_what_real_tensors_take(model, precision, optimizer):
     for one in optimizers:
         one.step()
     moments = sum(
-        value.nbytes
-        for one in optimizers
-        for values in one.state.values()
-        for value in values.values()
-        if value.dim()
+        value.nbytes for one in optimizers for values in one.state.values() for value in values.values()
     )
     assert foreseen["weights"] + foreseen["gradients"] == sum(tensor.nbytes for tensor in held)
     assert foreseen["optimizer"] == moments
