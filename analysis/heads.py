@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from analysis.probes import Probes, Scores, headlines, measure, plain, score
+from analysis.probes import Probes, Scores, headlines, look, measure, plain, score
 from analysis.rows import rows_of
 from configs.seeds import seed_for
 from model.attention import Observation
@@ -19,6 +19,7 @@ from model.transformer import GPT
 
 RESAMPLES = 1000
 NOT_MEANS = ("max_logit", "head_norm")  # no means over sequences, so resampling these says nothing
+SHARES = ("sink_rate",)  # of sequences: each counts the same, however long
 Head = dict[str, float]  # score by name
 
 
@@ -67,9 +68,7 @@ def describe_heads(
     record = measure(model, probes, bos_trained)
     untrained = GPT(model.config, len(model.token_embedding.weight), _generator(seed, "untrained"))
     untrained.to(model.device).compute_in(model.head.compute_dtype)
-    uniform, random_init = (
-        scored.scores for scored in (score(model, probes, _uniform), score(untrained, probes))
-    )
+    uniform, random_init = score(model, probes, _uniform), score(untrained, probes)
     low, high = _interval(model, probes, _generator(seed, "bootstrap"))
     tables = [record["scores"], *(_table(scores) for scores in (uniform, random_init, low, high))]
     heads = []
@@ -82,7 +81,8 @@ def describe_heads(
         labels = labels_of(own, bos=record["probe"]["bos"])
         entry = {"layer": layer, "head": head, "scores": own, "null": null, "ci": ci, "labels": labels}
         heads.append(entry | {"ablation": None})
-    probe = record["probe"] | {"example": _example(probes)}
+    plainest = probes.get("text_without_bos", probes["text"])
+    probe = record["probe"] | {"example": plainest.tokens_BT[0][plainest.present[0]].tolist()}
     shape = model.config.model_dump(include={"n_layer", "n_head", "n_kv_head", "d_model", "d_head"})
     about = about | shape | {"parameters": model.num_parameters()}
     return {"model": about, "probe": probe, "heads": heads, "summary": _summary(heads) | record["model"]}
@@ -122,25 +122,27 @@ def _uniform(seen: Observation) -> Observation:
     return replace(equal, lse_BHT=lse_BHT, out_BHTD=torch.full_like(seen.out_BHTD, math.nan))
 
 
-def _example(probes: Probes) -> list[int]:
-    """The first text, without BOS and padding."""
-    text, segment = probes.text, probes.segment
-    if probes.text_without_bos is not None:
-        text, segment = probes.text_without_bos, probes.segment_without_bos
-    return (text[0] if segment is None else text[0][segment[0] >= 0]).tolist()
-
-
 def _interval(model: GPT, probes: Probes, generator: torch.Generator) -> tuple[Scores, Scores]:
-    """2.5 % and 97.5 % quantiles over resampled sequences; NaN for scores that are no mean over sequences."""
-    single = [score(model, probes.only(n)) for n in range(len(probes.text))]
-    drawn = torch.randint(len(single), (RESAMPLES, len(single)), generator=generator)
-    resampled = {}
-    for name in single[0].queries:  # a text that is too short for a score has none
-        score_NLH = torch.stack([one.scores[name] for one in single])
-        queries_NLH = torch.stack([one.queries[name] for one in single])
-        sum_NLH = torch.where(queries_NLH == 0, 0.0, queries_NLH * score_NLH)
-        resampled[name] = sum_NLH[drawn].sum(1) / queries_NLH[drawn].sum(1)
-    unknown = NOT_MEANS if len(single) > 1 else resampled  # of one sequence nothing can be resampled
+    """2.5 % and 97.5 % quantiles over resampled sequences, L x H each; NaN where they would say nothing.
+
+    A sequence weighs as many tokens as it has, and nothing where it is too short for a score. The few first
+    queries that a score leaves out weigh too: between documents of different lengths that moves the mean,
+    which is undone, and widens the interval a little.
+    """
+    N = len(probes["text"].tokens_BT)
+    drawn_RN = torch.randint(N, (RESAMPLES, N), generator=generator)
+    resampled: Scores = {}
+    for key, probe in probes.items():
+        single = [look(model, key, probe.only(n)).scores for n in range(N)]
+        length_N11 = probe.present.sum(1)[:, None, None]
+        for name, score_LH in look(model, key, probe).scores.items():
+            score_NLH = torch.stack([scores[name] for scores in single])
+            weight_NLH = ~score_NLH.isnan() * (1 if name in SHARES else length_N11)
+            sum_NLH = weight_NLH * score_NLH
+            mean_LH = sum_NLH.nansum(0) / weight_NLH.sum(0)
+            mean_RLH = sum_NLH[drawn_RN].nansum(1) / weight_NLH[drawn_RN].sum(1)
+            resampled[name] = score_LH + mean_RLH - mean_LH
+    unknown = NOT_MEANS if N > 1 else resampled  # of one sequence nothing can be resampled
     resampled |= {name: torch.full_like(resampled[name], math.nan) for name in unknown}
     bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
     quantiles = {name: means.quantile(bounds, dim=0) for name, means in headlines(resampled).items()}

@@ -34,7 +34,6 @@ class Rows:
         self.k_relative = self.k - self.k[:, :, :1]
         self.shift_BHT = self._dot(self.k[:, :, :1])
         self.lse_relative = self.lse_BHT - self.shift_BHT
-        self.queries_H = torch.ones(self.q.size(1))  # of the last mean over all sequences
 
     def weight(self, key_T: Tensor) -> Tensor:
         """`A[i, key_T[i]] = exp(c q_i . k'_j - lse'_i)`, 0 where the query does not see that key."""
@@ -86,9 +85,7 @@ class Rows:
         NaN where there is none. `axes=2` keeps the sequences apart: B x H. Always on the CPU, in float64.
         """
         counted_BHT = (self.sees_BHT & (self.i >= first) & only).cpu()
-        count = counted_BHT.sum(axes)
-        self.queries_H = count if count.dim() == 1 else self.queries_H
-        return torch.where(counted_BHT, values_BHT.cpu().double(), 0.0).sum(axes) / count
+        return torch.where(counted_BHT, values_BHT.cpu().double(), 0.0).sum(axes) / counted_BHT.sum(axes)
 
     def _relative_score(self, key_T: Tensor) -> Tensor:
         """`c q_i . k'_j` of key `key_T[i]`, -inf where the query does not see it."""

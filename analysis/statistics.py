@@ -12,7 +12,7 @@ from torch import Tensor
 
 from analysis.rows import Rows
 
-Probe = Literal["text", "text_without_bos", "repeat"]
+Kind = Literal["text", "text_without_bos", "repeat"]
 Function = Callable[[Rows], Tensor]
 
 
@@ -70,7 +70,7 @@ def head_norm(rows: Rows) -> Tensor:
     return torch.where(norm_H.mean() == 0, 0.0, norm_H / norm_H.mean())
 
 
-REGISTRY: dict[str, tuple[Probe, Function]] = {
+REGISTRY: dict[str, tuple[Kind, Function]] = {
     "entropy": ("text", lambda rows: rows.mean(rows.entropy(), first=1)),
     "entropy_normalized": ("text", entropy_normalized),
     "sink": ("text", sink),
@@ -88,7 +88,7 @@ REGISTRY: dict[str, tuple[Probe, Function]] = {
 }
 
 
-def statistic(name: str, probe: Probe = "text") -> Callable[[Function], Function]:
+def statistic(name: str, probe: Kind = "text") -> Callable[[Function], Function]:
     """Register a statistic. On `repeat` it is taken at both block lengths; the smaller is the headline."""
 
     def register(function: Function) -> Function:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -161,7 +162,7 @@ def test_an_interval_is_as_wide_as_the_spread_over_sequences_says() -> None:
     for attention in model.attentions():
         attention.W_q.weight.data *= 4  # scores that differ between sequences
     heads = described(model, probes)["heads"]
-    singles = [score(model, probes.only(n))[0] for n in range(64)]
+    singles = [score(model, {key: probe.only(n) for key, probe in probes.items()}) for n in range(64)]
     for name in ("entropy", "sink", "previous", "current", "induction_long", "duplicate_short"):
         each_NLH = torch.stack([single[name] for single in singles])
         for head in heads:
@@ -182,12 +183,10 @@ def test_the_interval_of_a_headline_lies_no_higher_than_those_of_both_lengths() 
 
 
 def test_sequences_that_are_alike_leave_no_doubt_and_a_maximum_has_no_interval() -> None:
-    probes = probes_of(CONFIG, 1)
-    copies = Probes(
-        probes.text.repeat(5, 1),
-        None if probes.text_without_bos is None else probes.text_without_bos.repeat(5, 1),
-        {length: tokens.repeat(5, 1) for length, tokens in probes.repeats.items()},
-    )
+    copies = {
+        key: replace(probe, tokens_BT=probe.tokens_BT.repeat(5, 1))
+        for key, probe in probes_of(CONFIG, 1).items()
+    }
     for head in described(small(), copies)["heads"]:
         low, high = head["ci"]["induction"]
         assert high - low < 1e-6

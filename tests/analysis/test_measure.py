@@ -89,7 +89,7 @@ def test_losses_are_those_of_the_places_they_are_said_to_be_of() -> None:
         logprobs = model(tokens_BT[:, :-1]).log_softmax(-1)
         return -logprobs.gather(-1, tokens_BT[:, 1:, None]).squeeze(-1)
 
-    s, repeat, text = 15, losses(probes.repeats[15]), losses(probes.text)
+    s, repeat, text = 15, losses(probes["repeat_long"].tokens_BT), losses(probes["text"].tokens_BT)
     early, late = (text[:, slice(*places)].mean() for places in record["probe"]["icl_places"])
     # Tokens 2 ... s of the first block stand at places 2 ... s and are predicted one place earlier.
     assert record["model"]["repeat_loss_1"] == pytest.approx(repeat[:, 1:s].mean().item(), rel=1e-5)
@@ -103,7 +103,7 @@ def test_measuring_twice_gives_the_same_numbers_and_touches_nothing(backend: str
     model.train()
     model.blocks[1].eval()
     model.attentions()[1].train()
-    model(probes.text).sum().backward()
+    model(probes["text"].tokens_BT).sum().backward()
     modes = [module.training for module in model.modules()]
     weights = [p.clone() for p in model.parameters()]
     gradients = [p.grad.clone() for p in model.parameters()]
@@ -177,7 +177,7 @@ def test_a_token_that_is_not_finite_leaves_no_healthy_number_behind_it() -> None
     """The last token of one text becomes NaN: the queries before it are well, and must not stand for all."""
     model, probes = model_for_repeats(), probes_of_repeats()
     with torch.no_grad():
-        model.token_embedding.weight[probes.text[0, -1]] = torch.nan
+        model.token_embedding.weight[probes["text"].tokens_BT[0, -1]] = torch.nan
     record = measure(model, probes, True)
     assert record["scores"]["previous"] == [[None] * 4] * 2
     assert record["probe"]["skipped_rows"] == 0

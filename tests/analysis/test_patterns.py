@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from analysis import patterns
 from analysis.capture import observe
-from analysis.probes import Probes, measure
+from analysis.probes import Probe, measure
 from configs import UserError
 from data.bpe import train_bpe
 from data.tokenizers import ByteTokenizer, CharTokenizer
@@ -61,7 +61,11 @@ def test_scores_read_off_the_picture_are_those_that_are_logged():
     A_LHTT = patterns.attention(model, text[0].tolist()).double()
     block = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1))[:9]
     row = torch.cat([torch.tensor([0]), block[:4], block[:4]]), torch.cat([torch.tensor([0]), block, block])
-    probes = Probes(text, None, {4: row[0][None], 9: row[1][None]})
+    probes = {
+        "text": Probe(text),
+        "repeat_short": Probe(row[0][None], block_length=4),
+        "repeat_long": Probe(row[1][None], block_length=9),
+    }
     logged = measure(model, probes, bos_trained=False)["scores"]
     previous = A_LHTT.diagonal(-1, 2, 3)[..., 1:].mean(-1)  # A[i, i-1] from i = 2 on
     torch.testing.assert_close(previous, torch.tensor(logged["previous"]).double(), atol=1e-6, rtol=0)

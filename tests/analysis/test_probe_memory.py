@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from analysis.probes import Probes, measure
+from analysis.probes import Probe, measure
 from tests.model.models import VOCAB, build_random
 from tests.model.spy import Spy
 
@@ -14,7 +14,9 @@ def watch(backend: str, T: int) -> Spy:
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(VOCAB, (1, T), generator=generator)
     # Blocks of distinct tokens are beside the point here: a repeat as long as the context is.
-    probes = Probes(text, text, {s: text[:, : 2 * s + 1] for s in (T // 4, (T - 1) // 2)})
+    probes = {"text": Probe(text), "text_without_bos": Probe(text)}
+    for name, s in (("repeat_short", T // 4), ("repeat_long", (T - 1) // 2)):
+        probes[name] = Probe(text[:, : 2 * s + 1], block_length=s)
     with Spy() as spy:
         measure(model, probes, bos_trained=True)
     return spy

@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_flatten
 
 from analysis import patterns
 from analysis.heads import describe_heads
-from analysis.probes import Probes, measure
+from analysis.probes import Probe, Probes, measure
 from configs.schema import Train
 from model.backends import BACKENDS
 from model.cache import KVCache
@@ -36,8 +36,15 @@ def pair(kind: str, backend: str, **changes: object) -> tuple[GPT, GPT]:
 def probes() -> Probes:
     block = torch.randperm(VOCAB - 1, generator=torch.Generator().manual_seed(0)).expand(2, -1) + 1
     first = torch.zeros(2, 1, dtype=torch.long)
-    repeats = {s: torch.cat([first, block[:, :s], block[:, :s]], dim=1) for s in (4, 8)}
-    return Probes(tokens(2, 20), tokens(2, 20, seed=1), repeats, SEGMENT, SEGMENT)
+    repeats = {
+        name: Probe(torch.cat([first, block[:, :s], block[:, :s]], dim=1), block_length=s)
+        for name, s in (("repeat_short", 4), ("repeat_long", 8))
+    }
+    return {
+        "text": Probe(tokens(2, 20), SEGMENT),
+        "text_without_bos": Probe(tokens(2, 20, seed=1), SEGMENT),
+        **repeats,
+    }
 
 
 def test_the_pretended_device_refuses_what_a_real_one_would() -> None:

@@ -21,10 +21,13 @@ def small(kind: str, backend: str, **changes: object) -> GPT:
 
 
 @torch.no_grad()
-def logits(model: GPT, row: Row) -> Tensor:
+def logits_of(document: tuple[int, list[int]], model: GPT, before: Row, after: Row) -> Tensor:
+    """Of the document's own tokens, in a row with others."""
+    row = [*before, document, *after]
     ids = torch.tensor([[token for _, part in row for token in part]])
-    segment = torch.tensor([[document for document, part in row for _ in part]])
-    return model(ids, segment_BT=segment)[0]
+    segment = torch.tensor([[number for number, part in row for _ in part]])
+    first = sum(len(part) for _, part in before)
+    return model(ids, segment_BT=segment)[0, first : first + len(document[1])]
 
 
 def assert_same(got: Tensor, expected: Tensor) -> None:
@@ -45,12 +48,10 @@ def test_whatever_stands_beside_a_document_changes_none_of_its_logits(kind, back
     """In its place: what is beside it may be padding or other documents, and hold anything."""
     model, document = small(kind, backend), (4, data.draw(text))
     before, after, other_after = (data.draw(beside) for _ in range(3))
-    first = sum(len(part) for _, part in before)
-    places = slice(first, first + len(document[1]))
-    padding = [(-1, [0] * first)]
-    alone = logits(model, [*padding, document])[places]
-    for row in ([*before, document, *after], [*padding, document, *other_after]):
-        assert_same(logits(model, row)[places], alone)
+    padding = [(-1, [0 for _, part in before for _ in part])]
+    alone = logits_of(document, model, padding, [])
+    assert_same(logits_of(document, model, before, after), alone)
+    assert_same(logits_of(document, model, padding, other_after), alone)
 
 
 @every_backend
@@ -59,11 +60,9 @@ def test_whatever_stands_beside_a_document_changes_none_of_its_logits(kind, back
 @given(data=st.data())
 def test_with_rotary_positions_it_may_also_move(kind, backend, data) -> None:
     model, document = small(kind, backend), (4, data.draw(text))
-    before, after = data.draw(beside), data.draw(beside)
-    first = sum(len(part) for _, part in before)
     with torch.no_grad():
         alone = model(torch.tensor([document[1]]))[0]
-    got = logits(model, [*before, document, *after])[first : first + len(document[1])]
+    got = logits_of(document, model, data.draw(beside), data.draw(beside))
     # The angle of a place is rounded, and so is the turn between two of them.
     torch.testing.assert_close(got, alone, atol=1e-5 * max(1.0, alone.abs().max().item()), rtol=0)
 
