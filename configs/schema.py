@@ -150,7 +150,9 @@ class Data(Section):
                 "subset, revision and split choose from data.name; the files of data.path have none"
             )
         if hf and self.tokenizer == "char":
-            raise ValueError("source hf has no tokenizer char, which would read all of it: use byte or bpe")
+            raise ValueError(
+                "source hf has no tokenizer char, for it would read all first: use byte, bpe or gpt2"
+            )
         self._fill("vocab_size", 4096, self.tokenizer == "bpe", "data.tokenizer bpe")
         self._fill("val_fraction", 0.01 if hf else 0.1, bool(whole) or hf, "a text source")
         ends = [stage.until or 0 for stage in self.stages]

@@ -21,7 +21,12 @@ def load_text(source: str, path: str | None) -> str:
     """The whole corpus as one string. Raises `UserError` for files that are missing, empty or not UTF-8."""
     if source == "shakespeare":
         return shakespeare()
-    text = "".join(_read(path) for path in files_of(path or ""))
+    paths = files_of(path or "")
+    if rows := [path for path in paths if path.lower().endswith((".jsonl", ".parquet"))]:
+        raise UserError(
+            f"data.path: {rows[0]} holds rows, whose text data.source hf reads; text reads plain text"
+        )
+    text = "".join(map(_read, paths))
     if not text:
         raise UserError(f"data.path {path!r} holds no text")
     return text

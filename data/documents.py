@@ -16,7 +16,7 @@ from configs import UserError
 from configs.schema import Data
 from configs.seeds import seed_for
 from data.sources import IGNORED, Batch
-from data.store import Part, damaged, mapped, of_documents, opened, refuse_short
+from data.store import PARTS, Part, damaged, mapped, of_documents, read_meta, refuse_short
 
 
 class Epochs:
@@ -46,13 +46,14 @@ class Documents:
     """
 
     def __init__(self, folder: Path, config: Data, context_length: int, seed: int):
-        meta, self.train, self.val = opened(folder)
-        refuse_short(meta, config, context_length)
-        self.T, self.bos, self.masked = context_length, meta["bos"], bool(config.mask_documents)
-        self.fingerprint = meta["fingerprint"]
+        meta = read_meta(folder)
+        refuse_short(meta.model_dump(include={"train", "val"}), config, context_length)
+        self.train, self.val = (Part(folder, name, meta) for name in PARTS)
+        self.T, self.bos, self.masked = context_length, meta.bos, bool(config.mask_documents)
+        self.fingerprint = meta.fingerprint
         symbols = mapped(folder / "train-symbols.bin", "int64")
-        if symbols.max() >= meta["vocab_size"]:
-            raise damaged(folder / "train-symbols.bin", f"id {symbols.max()} of {meta['vocab_size']}")
+        if not symbols.size or symbols.min() < 0 or symbols.max() >= meta.vocab_size:
+            raise damaged(folder / "train-symbols.bin", f"no ids of {meta.vocab_size} tokens")
         self.symbols = torch.from_numpy(symbols.copy())
         self.description = " and ".join(
             f"{len(part):,} {kind} tokens" + of_documents(len(part.documents))
@@ -76,7 +77,7 @@ class Documents:
         targets = (end_N - begin_N).sum() - self._begins(self.val, begin_N).sum()
         if self.masked and self.bos is None:
             targets -= self._firsts(self.val, self._held_back).sum()
-        self.bytes_per_token = meta["val"]["bytes"] / int(targets)
+        self.bytes_per_token = meta.val.bytes / int(targets)
 
     def windows(self, first: int, count: int) -> Batch:
         """Windows `first` ... `first + count - 1` of the endless sequence of epochs."""
@@ -117,7 +118,7 @@ class Documents:
             begin_N += self._begins(part, begin_N)
             chosen = np.arange(sequences)
         rows = torch.from_numpy(part.rows(begin_N[chosen] - bos, length))
-        if bos:
+        if bos and self.bos is not None:
             rows[:, 0] = self.bos
         if not self.masked:
             return rows, None

@@ -12,6 +12,7 @@ import os
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ PIECE = 2**20  # characters
 # `\s+(?!\S)` takes both at the end of a text, but leaves the second one alone where more follows.)
 CUT = re.compile(r"(?<=\S\n)(?=\w)|(?<=\S)(?= \w)")
 COMPRESSIONS = {".gz", ".bz2", ".xz"}
-BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}  # of `datasets`; all else is plain text
+KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}  # all else is plain text
 NO_NETWORK = (
     "HF_HUB_OFFLINE=1 reads what data.streaming false has downloaded before, data.path reads files of yours"
 )
@@ -54,7 +55,7 @@ class Corpus:
         self.state = state or {"dataset": None, "rows": 0, "documents": 0, "pieces": 0, "skipped": {}}
         self.skipped = Counter(self.state["skipped"])
         self.files = files_of(config.path) if config.path else []
-        self.builder = _builder(config, self.files) if self.files else ""
+        self.kind = _kind(config, self.files) if self.files else ""
 
     def __iter__(self) -> Iterator[tuple[Piece, dict[str, Any]]]:
         known, share = self.state["pieces"], self.config.val_fraction or 0
@@ -80,7 +81,7 @@ class Corpus:
             if text is not None and not isinstance(text, str):
                 what = f"data.text_column {column} holds {text!r:.60}, which is not text"
                 raise UserError(f"{self.place}, row {count:,}: {what}")
-            if text is not None and lines and self.builder != "text":
+            if text is not None and lines and self.kind != "text":
                 text = text.removesuffix("\n") + "\n"  # an empty line of WikiText is an empty row
             if not text:
                 self.skipped["null" if text is None else "empty"] += 1
@@ -113,15 +114,16 @@ class Corpus:
         datasets.disable_progress_bars()
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)
         config, column = self.config, self.config.text_column or ""
-        if self.builder == "text":
-            options = {"column": column, "lines": bool(config.new_document)}
+        if self.kind != "parquet" and self.files:
+            lines = bool(config.new_document)
+            ours = _json_lines if self.kind == "json" else partial(_plain, lines=lines)
             return datasets.IterableDataset.from_generator(
-                _plain, gen_kwargs={"paths": self.files, **options}
+                partial(ours, column=column), gen_kwargs={"paths": self.files}
             )
         common: dict[str, Any] = {"split": config.split, "streaming": config.streaming}
         if self.files:
             paths = [glob.escape(os.path.abspath(path)) for path in self.files]
-            dataset = datasets.load_dataset(self.builder, data_files=paths, **common)
+            dataset = datasets.load_dataset("parquet", data_files=paths, **common)
         else:
             if not (os.path.isdir(self.place) or datasets.config.HF_HUB_OFFLINE):
                 _ask_hub(self.place, config.revision)
@@ -135,10 +137,8 @@ class Corpus:
         return dataset.select_columns([column])
 
     def _explain(self, error: BaseException) -> str:
-        if isinstance(error, StopIteration):  # the json builder, for want of a first line
-            return f"{self.place} holds no text"
         for path in self.files:
-            if fault := _fault(path, self.builder):
+            if fault := _fault(path):
                 return f"cannot read {path}: {fault}"
         said = " ".join(str(error).split("\nExample of usage")[0].split())
         if self.files:
@@ -149,13 +149,13 @@ class Corpus:
         return f"data.name {self.place}: {said}; {ways}"
 
 
-def _builder(config: Data, files: list[str]) -> str:
-    """Which builder of `datasets` reads these files, or "text". Raises `UserError` where none reads all."""
+def _kind(config: Data, files: list[str]) -> str:
+    """What these files are, one of `KINDS` or text. Raises `UserError` where they are not all the same."""
     kinds: dict[str, str] = {}
     for path in files:
         suffixes = [suffix for suffix in Path(path).suffixes if suffix not in COMPRESSIONS]
         suffix = suffixes[-1] if suffixes else "no suffix"
-        kinds[suffix] = BUILDERS.get(suffix, "text")
+        kinds[suffix] = KINDS.get(suffix.lower(), "text")
     if len({*kinds.values()}) > 1:
         told = ", ".join(f"{suffix} ({kind})" for suffix, kind in sorted(kinds.items()))
         raise UserError(f"data.path {config.path!r} matches several kinds of files: {told}; name one kind")
@@ -195,21 +195,33 @@ def _plain(paths: list[str], column: str, lines: bool) -> Iterator[dict[str, Any
                 at, begins = at + len(data), False
 
 
-def _fault(path: str, builder: str) -> str:
-    """What is wrong with a file, if anything: `datasets` names neither file nor line."""
+def _json_lines(paths: list[str], column: str) -> Iterator[dict[str, Any]]:
+    """One object a line: the builder `json` guesses types from the first rows, and rewrites texts by them."""
+    for path in paths:
+        with fsspec.open(path, "rb", compression="infer") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                    if not isinstance(row, dict):
+                        raise ValueError("no object; a line is read as one")
+                    if column not in row:
+                        raise ValueError(f"no data.text_column {column}; it has {', '.join(row)}")
+                    if isinstance(row[column], str):
+                        row[column].encode()  # fails at half a surrogate pair, which is no text
+                except ValueError as error:
+                    raise UserError(f"cannot read {path}: line {number:,}: {error}") from None
+                yield {column: row[column]}
+
+
+def _fault(path: str) -> str:
+    """What is wrong with a parquet file, if anything: `datasets` does not name it."""
+    import pyarrow.parquet
+
     try:
         with fsspec.open(path, "rb", compression="infer") as file:
-            if builder == "parquet":
-                import pyarrow.parquet
-
-                deque(pyarrow.parquet.ParquetFile(file).iter_batches(), maxlen=0)
-            for number, line in enumerate(file, 1) if builder == "json" else ():
-                if number == 1 and line.strip() in (b"[", b"{"):
-                    return ""  # one value over many lines
-                try:
-                    json.dumps(json.loads(line), ensure_ascii=False).encode() if line.strip() else None
-                except ValueError as error:
-                    return f"line {number:,}: {error}"
+            deque(pyarrow.parquet.ParquetFile(file).iter_batches(), maxlen=0)
     except Exception as error:
         return " ".join(str(error).split()) or type(error).__name__
     return ""

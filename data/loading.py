@@ -28,6 +28,7 @@ def load_source(config: Config, tokenizer: Tokenizer | None = None) -> Mixture:
     if "hf" in data.sources:
         folder = prepared(data, T, tokenizer)
         tokenizer = load_tokenizer(folder / "tokenizer.json")
+        refuse_other(tokenizer, data)
         sources["hf"] = Documents(folder, data, T, seed)
     texts = {name: load_text(name, data.path) for name in data.sources if name in WHOLE}
     tokenizer = tokenizer or make_tokenizer(data, list(texts.values()))

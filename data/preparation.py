@@ -22,11 +22,13 @@ from tqdm import tqdm
 
 from configs import UserError
 from configs.schema import Data
+from configs.screen import looks
 from data.bpe import train_bpe
 from data.corpora import files_of, split
 from data.hub import Corpus, Piece
-from data.store import PARTS, VERSION, Added, Writer, refuse_short, replace_json, sha256
+from data.store import PARTS, refuse_short
 from data.tokenizers import Tokenizer, load_tokenizer, make_tokenizer
+from data.writer import VERSION, Added, Writer, replace_json, sha256
 
 BATCH = 2**20  # characters that a thread gets at a time
 BPE_TEXT = 100_000_000  # bytes of text that the tokenizer `bpe` is trained on
@@ -37,13 +39,16 @@ Read = Iterable[tuple[Piece, Any]]  # pieces, each with the state from which rea
 def prepared(config: Data, context_length: int, tokenizer: Tokenizer | None = None) -> Path:
     """The folder with the tokens of source hf, by `tokenizer` if given; prepared now unless it is there.
 
-    Raises `UserError` for documents that cannot be read, a part too short for a window, and a full disk.
+    A `data.path` that is such a folder is taken as it is. Raises `UserError` for documents that cannot be
+    read, a part too short for a window, and a full disk.
     """
+    if (at_hand := Path(config.path or "")).joinpath("meta.json").exists():
+        return at_hand
     request = _request(config)
     if tokenizer is not None and tokenizer.kind == "bpe":
         saved = tokenizer.to_json()
         path = _folder(config, request) / "tokenizer.json"
-        if not path.exists() or json.loads(path.read_text(encoding="utf-8")) != saved:  # trained elsewhere
+        if not path.exists() or load_tokenizer(path).to_json() != saved:  # trained elsewhere
             request["tokenizer"] = {"kind": "bpe", "sha256": sha256(json.dumps(saved).encode())}
 
     def fill(folder: Path) -> None:
@@ -77,6 +82,8 @@ def prepared_text(config: Data, context_length: int, text: str, tokenizer: Token
 
 def _complete(folder: Path, fill: Callable[[Path], None]) -> Path:
     """`folder`, which `fill` makes unless it is there, one process at a time."""
+    if folder.exists():  # also where nothing can be written
+        return folder
     temporary, lock = folder.with_name(f"tmp-{folder.name}"), folder.with_name(f"{folder.name}.lock")
     try:
         with _alone(folder, lock):
@@ -93,17 +100,18 @@ def _complete(folder: Path, fill: Callable[[Path], None]) -> Path:
                 raise
             temporary.rename(folder)
     except OSError as error:
-        kept = "what is done so far is kept, the next start goes on from there"
-        raise UserError(f"cannot write to data.cache_dir {folder.parent}: {error.strerror}; {kept}") from None
+        kept = (
+            "; what is done so far is kept, the next start goes on from there" if temporary.exists() else ""
+        )
+        raise UserError(f"cannot write to data.cache_dir {folder.parent}: {error.strerror}{kept}") from None
     return folder
 
 
 @contextmanager
 def _alone(folder: Path, lock: Path) -> Iterator[None]:
     """Hold the lock, which the kernel lets go of when a process ends, however; a cache is there meanwhile."""
-    is_new = not folder.parent.exists()
+    is_new, held = not folder.parent.exists(), FileLock(lock)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    held = FileLock(lock)
     try:
         held.acquire(blocking=False)
     except Timeout:
@@ -127,9 +135,19 @@ def _request(config: Data) -> dict[str, Any]:
         found = sorted(path.relative_to(name) for path in name.rglob("*") if path.is_file())
         paths = [name / path for path in found if not any(part.startswith(".") for part in path.parts)]
         request["name"] = None
-    request["files"] = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+    request["files"] = [
+        [path.name, path.stat().st_size, path.stat().st_mtime_ns, _ends(path)] for path in paths
+    ]
     request["tokenizer"] = {key: getattr(config, key) for key in ("tokenizer", "vocab_size", "bos")}
     return request
+
+
+def _ends(path: Path) -> str:
+    """A hash of how a file begins and ends: archives are unpacked with equal times."""
+    with path.open("rb") as file:
+        begin = file.read(2**16)
+        file.seek(max(0, path.stat().st_size - 2**16))
+        return sha256(begin + file.read())
 
 
 def _folder(config: Data, request: dict[str, Any]) -> Path:
@@ -160,10 +178,9 @@ def _training_texts(config: Data) -> Iterator[str]:
 
 def _write(writer: Writer, read: Read) -> None:
     """Read here, tokenize in threads, write in order."""
-    line = "{n_fmt}B of text, {rate_fmt}{postfix}, {elapsed} gone\n"  # in a log file
-    looks: dict[str, Any] = {} if sys.stderr.isatty() else {"bar_format": line, "mininterval": 10}
-    looks |= {"initial": sum(part["bytes"] for part in writer.parts.values()), "delay": 2}
-    with tqdm(unit="B", unit_scale=True, **looks) as bar:
+    options = looks("{n_fmt}B of text, {rate_fmt}{postfix}, {elapsed} gone") | {"delay": 2}
+    done = sum(part["bytes"] for part in writer.parts.values())
+    with tqdm(initial=done, unit="B", unit_scale=True, **options) as bar:
         for added, state in _in_order(partial(_tokenize, writer.tokenizer, writer.dtype), _batches(read)):
             writer.add(added, state)
             count = sum(part["documents"] for part in writer.parts.values())

@@ -1,33 +1,53 @@
-"""A folder of tokens: how it is written, so that a kill costs little, and read, memory-mapped.
+"""A folder of tokens as it is read, memory-mapped; docs/data.md says what it holds.
 
-docs/data.md says what it holds. Sizes are checked when a part is opened, and ids whenever they are read: a
-damaged folder is named, never trained on.
+Sizes are checked when a part is opened, and ids whenever they are read: a folder of which something is
+missing is named, never trained on. Changed tokens go unnoticed: meta.json has the checksums, but to compare
+them at each start would take longer than the start.
 """
 
-import hashlib
-import json
-import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from configs import UserError
 from configs.schema import Data
-from data.tokenizers import Tokenizer
 
-VERSION = 1
 PARTS = ("train", "val")
-SHARD = 2**26  # tokens of a file
-SAVE_EVERY = 2**24  # bytes of text
 
 
-class Added(NamedTuple):
-    """What comes to a part at a time: token ids, where in them documents begin, bytes of their text."""
+class PartMeta(BaseModel):
+    """What meta.json says of a part."""
 
-    ids: np.ndarray
-    documents: np.ndarray
-    bytes: int
+    tokens: int = Field(ge=0)
+    documents: int = Field(ge=0)
+    bytes: int = Field(ge=0)
+    sha256: list[str]
+
+
+class Meta(BaseModel):
+    """What meta.json says, as far as it is read."""
+
+    dtype: Literal["uint8", "uint16", "uint32"]
+    vocab_size: int = Field(ge=1)
+    bos: int | None
+    fingerprint: str
+    train: PartMeta
+    val: PartMeta
+    skipped: dict[str, int]
+
+
+def read_meta(folder: Path) -> Meta:
+    """meta.json. Raises `UserError` for a damaged one."""
+    path = folder / "meta.json"
+    try:
+        meta = Meta.model_validate_json(path.read_text(encoding="utf-8"), strict=True)
+        if not 0 <= (meta.bos or 0) < meta.vocab_size:
+            raise ValueError(f"bos {meta.bos} in a vocabulary of {meta.vocab_size}")
+    except (OSError, ValueError) as error:
+        raise damaged(path, " ".join(str(error).split())[:200]) from None
+    return meta
 
 
 class Part:
@@ -37,12 +57,15 @@ class Part:
     files that are not as `meta` says.
     """
 
-    def __init__(self, folder: Path, name: str, meta: dict[str, Any]):
-        about, self._vocab_size = meta[name], meta["vocab_size"]
-        self._paths = [folder / f"{name}-{i:05}.bin" for i in range(len(about["sha256"]))]
-        self._shards = [mapped(path, meta["dtype"]) for path in self._paths]
-        self._length, self._size = about["tokens"], max(map(len, self._shards))
-        self.documents = mapped(folder / f"{name}-documents.bin", "int64", about["documents"])
+    def __init__(self, folder: Path, name: str, meta: Meta):
+        about, self._vocab_size = getattr(meta, name), meta.vocab_size
+        self._paths = [folder / f"{name}-{i:05}.bin" for i in range(len(about.sha256))]
+        self._shards = [mapped(path, meta.dtype) for path in self._paths]
+        self._length, self._size = about.tokens, max(map(len, self._shards), default=0)
+        self.documents = mapped(folder / f"{name}-documents.bin", "int64", about.documents)
+        rises = (np.diff(self.documents, prepend=-1, append=self._length) > 0).all()
+        if not rises or self.documents[:1].any():
+            raise damaged(folder / f"{name}-documents.bin", "places that do not rise from 0 to the end")
         left = self._length
         for path, shard in zip(self._paths, self._shards, strict=True):
             expected = left if path == self._paths[-1] else self._size
@@ -69,25 +92,17 @@ class Part:
         return rows
 
 
-def opened(folder: Path) -> tuple[dict[str, Any], Part, Part]:
-    """What meta.json says, and both parts. Raises `UserError` for a damaged folder."""
-    path = folder / "meta.json"
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-        return meta, Part(folder, "train", meta), Part(folder, "val", meta)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise damaged(path, f"{type(error).__name__}: {error}") from None
-
-
-def refuse_short(parts: dict[str, Any], config: Data, context_length: int) -> None:
+def refuse_short(parts: dict[str, dict[str, Any]], config: Data, context_length: int) -> None:
     """Raises `UserError` where a part is too short for a window."""
     place = config.source if config.source == "shakespeare" else config.path or config.name
     for name in PARTS:
         if (have := parts[name]["tokens"]) <= context_length:
             whole = f"the {name} part of {place} has {have:,}" + of_documents(parts[name]["documents"])
             ways = "shorten the context, give more text or change data.val_fraction"
-            if "hf" in config.sources and sum(parts[each]["documents"] for each in PARTS) == 1:
-                ways = "source text splits a single document, data.new_document makes several of lines"
+            documents = sum(parts[each]["documents"] for each in PARTS)
+            if "hf" in config.sources and documents < 100:
+                whole += f", of {documents} in all"
+                ways += "; data.new_document makes documents of lines, source text splits a single one"
             needs = f"model.context_length {context_length} needs at least {context_length + 1} tokens"
             raise UserError(f"{needs}; {whole}: {ways}")
 
@@ -113,97 +128,3 @@ def mapped(path: Path, dtype: str, length: int | None = None) -> np.ndarray:
 def damaged(path: Path, fault: str) -> UserError:
     """What is wrong with a file of a prepared folder, and what to do."""
     return UserError(f"{path} is damaged ({fault}): remove {path.parent} and prepare again")
-
-
-class Writer:
-    """The files of a folder that is not complete. What was added since it was last saved, a kill undoes."""
-
-    def __init__(self, folder: Path, tokenizer: Tokenizer):
-        self.folder, self.tokenizer = folder, tokenizer
-        self.dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
-        parts = {name: {"tokens": 0, "documents": 0, "bytes": 0} for name in PARTS}
-        saved: dict[str, Any] = {"files": {}, "parts": parts, "reader": None}
-        if (folder / "progress.json").exists():
-            saved = json.loads((folder / "progress.json").read_text())
-        self.parts: dict[str, dict[str, Any]] = saved["parts"]
-        self.reader: Any = saved["reader"]
-        self._unsaved, self._touched = 0, set[Path]()
-        for path in folder.iterdir():
-            if path.name in saved["files"]:
-                os.truncate(path, saved["files"][path.name])
-            elif path.name not in ("tokenizer.json", "progress.json"):
-                path.unlink()
-
-    def add(self, added: dict[str, Added], reader: Any) -> None:
-        """Append to the parts; `reader` is the state from which reading goes on behind that."""
-        for name, (ids, documents, size) in added.items():
-            part = self.parts[name]
-            self._append(f"{name}-documents.bin", documents + part["tokens"])
-            while len(ids):
-                shard, filled = divmod(part["tokens"], SHARD)
-                self._append(f"{name}-{shard:05}.bin", ids[: SHARD - filled])
-                part["tokens"] += len(ids[: SHARD - filled])
-                ids = ids[SHARD - filled :]
-            part["documents"] += len(documents)
-            part["bytes"] += size
-            self._unsaved += size
-        self.reader = reader
-        if self._unsaved >= SAVE_EVERY:
-            self.save()
-
-    def save(self) -> None:
-        """What was added so far stays."""
-        for path in self._touched:
-            _sync(path)
-        files = {path.name: path.stat().st_size for path in self.folder.glob("*.bin")}
-        progress = {"files": files, "parts": self.parts, "reader": self.reader}
-        replace_json(self.folder / "progress.json", progress)
-        self._unsaved, self._touched = 0, set()
-
-    def finish(self, meta: dict[str, Any]) -> None:
-        """Checksums, the ids that occur, and at last `meta.json`, which says that all is there."""
-        self.save()
-        tokenizer, checksums = self.tokenizer, []
-        for name, part in self.parts.items():
-            occur = np.zeros(tokenizer.vocab_size, bool)
-            part["sha256"] = []
-            for path in sorted(self.folder.glob(f"{name}-[0-9]*.bin")):
-                checksum = hashlib.sha256()
-                with open(path, "rb") as file:
-                    while block := file.read(2**22):
-                        checksum.update(block)
-                        occur[np.frombuffer(block, self.dtype)] = True
-                part["sha256"].append(checksum.hexdigest())
-            if tokenizer.bos is not None:
-                occur[tokenizer.bos] = False
-            self._append(f"{name}-symbols.bin", np.flatnonzero(occur))
-            checksums += [*part["sha256"], sha256((self.folder / f"{name}-documents.bin").read_bytes())]
-        for path in self._touched:
-            _sync(path)
-        about = {"version": VERSION, "dtype": self.dtype.name, "vocab_size": tokenizer.vocab_size}
-        content = json.dumps([tokenizer.to_json(), checksums]).encode()
-        meta = {**about, "bos": tokenizer.bos, "fingerprint": sha256(content)[:16], **meta, **self.parts}
-        replace_json(self.folder / "meta.json", meta)
-
-    def _append(self, name: str, numbers: np.ndarray) -> None:
-        with open(self.folder / name, "ab") as file:
-            file.write(numbers.tobytes())
-        self._touched.add(self.folder / name)
-
-
-def replace_json(path: Path, content: Any) -> None:
-    """Write JSON so that the file holds the old or the new, whatever happens."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(json.dumps(content), encoding="utf-8")
-    _sync(temporary)
-    temporary.replace(path)
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def sha256(content: Any) -> str:
-    """In hexadecimal."""
-    return hashlib.sha256(content).hexdigest()

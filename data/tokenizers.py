@@ -57,8 +57,11 @@ class ByteTokenizer:
         self.vocab_size = 256 + bos
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids, int64."""
-        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
+        """Ids, int64. Raises `UserError` for half a surrogate pair."""
+        try:
+            return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64)
+        except UnicodeEncodeError as error:
+            raise UserError(f"half a surrogate pair at character {error.start}, which is no text") from None
 
     def decode(self, ids: Any) -> str:
         """Text, without BOS; bytes that are no UTF-8 become U+FFFD."""

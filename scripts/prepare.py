@@ -3,7 +3,6 @@
 `python -m scripts.prepare --config FILE [--data.key value ...]`: options of train.py.
 """
 
-import json
 import sys
 
 from configs import UserError
@@ -21,16 +20,16 @@ def main(argv: list[str]) -> None:
         raise UserError(f"data.source {data.source} needs no preparation; hf does")
 
     from data.preparation import prepared
+    from data.store import read_meta
 
     folder = prepared(data, config.model.context_length)
-    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    meta = read_meta(folder)
     print(folder)
-    for name in ("train", "val"):
-        part = meta[name]
-        sizes = f"{part['documents']:>12,} documents {part['tokens']:>15,} tokens"
-        print(f"  {name:5} {sizes}, {part['bytes'] / part['tokens']:.2f} bytes a token")
-    skipped = ", ".join(f"{count:,} {reason}" for reason, count in meta["skipped"].items())
-    print(f"  vocabulary {meta['vocab_size']:,}; skipped {skipped or 'none'}")
+    for name, part in (("train", meta.train), ("val", meta.val)):
+        sizes = f"{part.documents:>12,} documents {part.tokens:>15,} tokens"
+        print(f"  {name:5} {sizes}, {part.bytes / part.tokens:.2f} bytes a token")
+    skipped = ", ".join(f"{count:,} {reason}" for reason, count in meta.skipped.items())
+    print(f"  vocabulary {meta.vocab_size:,}; skipped {skipped or 'none'}")
 
 
 if __name__ == "__main__":

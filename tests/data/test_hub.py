@@ -35,7 +35,7 @@ def home(tmp_path_factory, monkeypatch):
 
 def documents(reader) -> list[str]:
     joined = []
-    for piece in reader:
+    for piece, _ in reader:
         if piece.begins:
             joined.append("")
         joined[-1] += piece.text

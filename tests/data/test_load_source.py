@@ -123,7 +123,7 @@ def test_characters_that_the_one_taken_over_does_not_know_are_named_and_leave_no
 ):
     """Also where they stand behind a training part that is large enough to be saved by itself."""
     monkeypatch.setattr("data.preparation.BATCH", size)
-    monkeypatch.setattr("data.store.SAVE_EVERY", size)
+    monkeypatch.setattr("data.writer.SAVE_EVERY", size)
     known = CharTokenizer("".join(sorted({*TEXT})), True)
     with pytest.raises(UserError, match="does not know: 'é' 'þ'"):
         load(TEXT + "þé", known)

@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 
 from configs import UserError
-from data import hub, preparation, store
+from data import hub, preparation, writer
 from data.bpe import train_bpe
 from data.preparation import prepared_text
 from data.tokenizers import load_tokenizer, make_tokenizer
@@ -30,9 +30,9 @@ def small(tmp_path_factory, monkeypatch):
     """So that little text has many shards, batches and places to go on from."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("home"))
     for module, name, value in (
-        (store, "SHARD", 1000),
+        (writer, "SHARD", 1000),
         (preparation, "BATCH", 200),
-        (store, "SAVE_EVERY", 900),
+        (writer, "SAVE_EVERY", 900),
     ):
         monkeypatch.setattr(module, name, value)
 
@@ -230,7 +230,7 @@ def test_a_kill_at_whatever_write_changes_no_byte_of_what_comes_out(source, tmp_
         return prepared_text(asked(folder, **{**values, "source": "text"}), 1, "".join(texts(60)), trained)
 
     whole = contents(made(tmp_path / "whole"))
-    writes = [(store.Writer, "_append"), (store, "_sync"), (Path, "replace"), (Path, "rename")]
+    writes = [(writer.Writer, "_append"), (writer, "to_disk"), (Path, "replace"), (Path, "rename")]
     writes += [(Path, "unlink"), (os, "truncate"), (Path, "write_text")]
     left = 0
 
@@ -273,7 +273,7 @@ def test_what_was_done_before_a_kill_is_not_done_again(tmp_path, monkeypatch):
     def kill(*arguments, **keywords):
         raise KeyboardInterrupt
 
-    for owner, name in ((store.Writer, "save"), (Path, "rename")):
+    for owner, name in ((writer.Writer, "save"), (Path, "rename")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, kill)
             with pytest.raises(KeyboardInterrupt):
@@ -286,8 +286,8 @@ def test_what_was_done_before_a_kill_is_not_done_again(tmp_path, monkeypatch):
 PREPARE = """
 import sys
 from configs.schema import Data
-from data import preparation, store
-store.SHARD, preparation.BATCH, store.SAVE_EVERY = 300_000, 20_000, 50_000
+from data import preparation, writer
+writer.SHARD, preparation.BATCH, writer.SAVE_EVERY = 300_000, 20_000, 50_000
 data = Data(source="hf", tokenizer="byte", val_fraction=0.1, path=sys.argv[1], cache_dir=sys.argv[2])
 print(preparation.prepared(data, 1))
 """
@@ -369,7 +369,7 @@ def test_a_process_waits_for_the_one_that_prepares_and_takes_over_from_the_dead(
 def test_a_full_disk_is_told_in_a_line_and_loses_nothing(tmp_path, monkeypatch):
     path = jsonl(tmp_path / "a.jsonl", texts(99))
     data = asked(tmp_path, path=str(path), val_fraction=0.2)
-    append, seen = store.Writer._append, []
+    append, seen = writer.Writer._append, []
 
     def full(self, name, numbers):
         if len(seen) == 40:
@@ -380,7 +380,7 @@ def test_a_full_disk_is_told_in_a_line_and_loses_nothing(tmp_path, monkeypatch):
         append(self, name, numbers)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.Writer, "_append", full)
+        patch.setattr(writer.Writer, "_append", full)
         with pytest.raises(UserError, match=r"No space left on device; .*goes on") as caught:
             prepared(data)
     assert str(tmp_path / "cache") in str(caught.value)
