@@ -271,8 +271,7 @@ def test_a_part_shorter_than_a_window_is_refused_with_both_sizes(windows, short,
     with pytest.raises(UserError) as caught:
         made(lengths["train"], lengths["val"], bos=bos, windows=windows)
     wanted = (
-        f"model.context_length {T} needs at least {T + 1} tokens; the {short} part of books/*.txt has {T} in "
-        "1 documents:"
+        f"model.context_length {T} needs at least {T + 1} tokens; the {short} part of books/*.txt has {T},"
     )
     assert wanted in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from configs import UserError
 from data.documents import Documents
-from data.store import Part
+from data.store import Part, read_meta
 from tests.data.corpus import contents
 from tests.data.stored import config, write
 
@@ -20,7 +20,7 @@ def part(folder: Path, stream: list[int], shard: int = 10**6, vocab_size: int = 
     """`stream` as the training part, its first token and its tenth ones the first of documents."""
     documents = [stream[i : i + 10] for i in range(0, len(stream), 10)]
     write(folder, {"train": documents, "val": documents}, vocab_size, None, shard)
-    return Part(folder, "train", meta(folder))
+    return Part(folder, "train", read_meta(folder))
 
 
 def meta(folder: Path) -> dict:
@@ -87,6 +87,24 @@ def no_dtype(path: Path) -> None:
     path.write_text(json.dumps(meta(path.parent) | {"dtype": "float99"}))
 
 
+def bos_beyond(path: Path) -> None:
+    path.write_text(json.dumps(meta(path.parent) | {"bos": 300}))
+
+
+def without_fingerprint(path: Path) -> None:
+    path.write_text(json.dumps({k: v for k, v in meta(path.parent).items() if k != "fingerprint"}))
+
+
+def not_rising(path: Path) -> None:
+    places = np.fromfile(path, np.int64)
+    places[1] = places[2] + 3
+    places.tofile(path)
+
+
+def backwards(path: Path) -> None:
+    np.fromfile(path, np.int64)[::-1].tofile(path)
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -101,6 +119,12 @@ def no_dtype(path: Path) -> None:
         *(
             ("meta.json", damage)
             for damage in (Path.unlink, empty, cut_by_a_byte, a_list, without_a_part, wrong_fields, no_dtype)
+        ),
+        *(("meta.json", damage) for damage in (bos_beyond, without_fingerprint)),
+        *(
+            (f"{name}-documents.bin", damage)
+            for name in ("train", "val")
+            for damage in (not_rising, backwards)
         ),
     ],
 )
@@ -135,5 +159,5 @@ def test_an_id_beyond_the_vocabulary_never_leaves_the_store(tmp_path):
 def test_a_symbol_beyond_the_vocabulary_is_refused(tmp_path):
     part(tmp_path, list(range(100)), 40, 300)
     np.array([3, 300]).tofile(tmp_path / "train-symbols.bin")
-    with pytest.raises(UserError, match=r"train-symbols.bin is damaged \(id 300"):
+    with pytest.raises(UserError, match=r"train-symbols.bin is damaged"):
         Documents(tmp_path, config(False), 17, 1)

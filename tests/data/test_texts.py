@@ -145,9 +145,7 @@ def test_each_part_must_hold_a_window_or_both_sizes_are_told(train, val, T, bos)
         message = str(caught.value)
         assert f"context_length {T} needs at least {T + 1} tokens" in message
         assert any(
-            f"the {part} part of the.txt has {have} in" in message
-            for part, have in sizes.items()
-            if have <= T
+            f"the {part} part of the.txt has {have}: " in message for part, have in sizes.items() if have <= T
         )
         assert "\n" not in message
         assert not (folder / "cache").exists()

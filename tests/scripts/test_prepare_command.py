@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import prepare
+from scripts import exits, prepare
 from tests.data.corpus import contents, jsonl, read, texts
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ def words(folder: Path, **values) -> list[str]:
 
 
 def refused(argv: list[str], capsys) -> str:
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit) as caught, exits():
         prepare.main(argv)
     assert caught.value.code == 2
     error = capsys.readouterr().err
@@ -81,7 +81,14 @@ def test_wrong_requests_are_one_line(argv, said, capsys):
 
 def test_a_run_is_not_resumed_here(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("data:\n  source: hf\n  path: x.jsonl\n  tokenizer: byte\n")
-    assert "--resume continues a run" in refused(["--resume", str(tmp_path)], capsys)
+    assert "--resume, --dry_run" in refused(["--resume", str(tmp_path)], capsys)
+
+
+@pytest.mark.parametrize("more", [["--dry_run"], ["--model.init_from", "runs/x"]])
+def test_what_is_of_runs_alone_is_refused_rather_than_ignored(more, tmp_path, capsys):
+    path = jsonl(tmp_path / "a.jsonl", texts(9))
+    assert "are of train.py" in refused([*words(tmp_path, path=path), *more], capsys)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_documents_that_cannot_be_read_are_one_line(tmp_path, capsys):
