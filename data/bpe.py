@@ -1,8 +1,10 @@
 """Byte-pair encodings: trained on the corpus at hand (by `rustbpe`), or one of tiktoken's by name."""
 
 import base64
+import itertools
 import os
 import queue
+import re
 import textwrap
 import threading
 from collections.abc import Iterable, Sequence
@@ -44,7 +46,8 @@ class BytePairTokenizer:
         Other threads go on meanwhile.
         """
         try:
-            return self.encoding.encode_to_numpy(text, disallowed_special=())
+            ids = [self.encoding.encode_to_numpy(part, disallowed_special=()) for part in _digestible(text)]
+            return ids[0] if len(ids) == 1 else np.concatenate(ids)
         except UnicodeEncodeError:
             return self.encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
@@ -71,7 +74,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int, bos: bool) -> BytePairToken
     Raises `UserError` where the texts run out of pairs to merge before.
     """
     trainer = rustbpe.Tokenizer()
-    trainer.train_from_iterator(texts, vocab_size - bos, pattern=PATTERN)
+    parts = (part for text in texts for part in _digestible(text))
+    trainer.train_from_iterator(parts, vocab_size - bos, pattern=PATTERN)
     tokens = [token for token, _ in trainer.get_mergeable_ranks()]
     if len(tokens) + bos < vocab_size:
         most = f"gives {len(tokens) + bos} at most: lower it, give more text, or use data.tokenizer byte"
@@ -129,6 +133,14 @@ def urls(name: str) -> list[str]:
     if name == "gpt2":
         return [f"{host}/gpt-2/encodings/main/{file}" for file in ("vocab.bpe", "encoder.json")]
     return [f"{host}/encodings/{name}.tiktoken"]
+
+
+def _digestible(text: str) -> list[str]:
+    """The text, cut behind each 2^18 characters of white space: on more in a row the patterns fail."""
+    if len(text) <= 2**18:
+        return [text]
+    cuts = [0, *(run.end() for run in re.finditer(r"\s{262144}", text)), len(text)]
+    return [text[begin:end] for begin, end in itertools.pairwise(cuts)]
 
 
 def _of_ranks(tokens: Sequence[bytes], bos: bool) -> BytePairTokenizer:

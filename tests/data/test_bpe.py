@@ -235,6 +235,15 @@ def test_something_else_in_place_of_the_file_is_refused(nowhere, monkeypatch):
     assert "Hash mismatch" in refused("cl100k_base")
 
 
+@pytest.mark.parametrize("space", [" ", "\t", "\u3000", "\n "])
+def test_white_space_without_end_is_encoded_and_trained_on(space):
+    text = "a" + space * 1_000_000 + "b"
+    tokenizer = train_bpe([text, text], 258, bos=True)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert len(ids) < len(text.encode())
+
+
 # Encodings in which BOS is not the last id
 
 

@@ -159,6 +159,51 @@ def test_a_data_set_is_found_again_where_its_folder_was_moved(tmp_path):
     assert prepared(asked(tmp_path, name=str(there), subset="one", val_fraction=0.2)) == folder
 
 
+def test_a_folder_is_read_where_nothing_can_be_written_and_without_what_it_was_made_of(tmp_path, monkeypatch):
+    path = jsonl(tmp_path / "a.jsonl", texts(99))
+    data = asked(tmp_path, path=str(path), val_fraction=0.2)
+    folder = prepared(data)
+    monkeypatch.setattr(preparation, "FileLock", None)
+    assert prepared(data) == folder
+    moved = folder.rename(tmp_path / "moved")
+    path.unlink()
+    assert prepared(asked(tmp_path, path=str(moved))) == moved
+
+
+def test_files_of_one_name_size_and_time_with_other_content_are_other_files(tmp_path):
+    """As archives unpack them."""
+    rows, paths = texts(99), []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        own = [row.swapcase() for row in rows] if name == "b" else rows
+        paths.append(jsonl(tmp_path / name / "a.jsonl", own))
+    for path in paths:
+        os.utime(path, (1e9, 1e9))
+    assert paths[0].stat().st_size == paths[1].stat().st_size
+    here, there = (prepared(asked(tmp_path, path=str(path), val_fraction=0.3)) for path in paths)
+    assert here != there
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", None])
+def test_what_a_preparation_left_and_something_else_damaged_is_named(content, tmp_path, monkeypatch):
+    data = asked(tmp_path, path=str(jsonl(tmp_path / "a.jsonl", texts(99))), val_fraction=0.2)
+
+    def kill(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer.Writer, "finish", kill)
+        with pytest.raises(KeyboardInterrupt):
+            prepared(data)
+    (temporary,) = (tmp_path / "cache").glob("tmp-*")
+    if content is None:
+        os.truncate(temporary / "train-00000.bin", 1)
+    else:
+        (temporary / "progress.json").write_text(content)
+    with pytest.raises(UserError, match=rf"progress.json is damaged .*remove {temporary} and prepare again"):
+        prepared(data)
+
+
 def test_a_changed_request_or_file_never_meets_the_old_tokens(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", texts(99))
     changes = [
