@@ -244,9 +244,9 @@ function labelled(node, tokens) {
   const context = document.createElement("canvas").getContext("2d");
   context.font = `100px ${MONO}`;
   const longest = Math.max(...labels.map((label) => context.measureText(label).width)) / 100;
-  // A line takes 1.25 times its font; beside the T cells there is room for the labels and both titles.
-  const size = (node.clientWidth - 60) / (1.25 * T + longest), font = Math.max(SMALLEST_FONT, Math.min(13, Math.floor(size)));
-  const cell = (node.clientWidth - 60 - longest * font) / T, every = Math.ceil(1.25 * font / cell);
+  // Lines of single letters may be as dense as their font; beside the T cells there are labels and titles.
+  const line = turned ? 1.15 : 1, size = (node.clientWidth - 60) / (line * T + longest), font = Math.max(SMALLEST_FONT, Math.min(13, Math.floor(size)));
+  const cell = (node.clientWidth - 60 - longest * font) / T, every = Math.ceil(line * font / cell);
   const crowded = !turned && longest * font > every * cell, shown = tokens.map((_, i) => i).filter((i) => i % every === 0);
   const ticks = {
     tickvals: shown, ticktext: shown.map((i) => plain(labels[i])), tickangle: 0, ticks: "", showgrid: false, zeroline: false,
