@@ -229,14 +229,40 @@ function drawThumbnail(canvas, rows, colour) {
   context.putImageData(image, 0, 0);
 }
 
+const MONO = "ui-monospace, Menlo, Consolas, monospace", LONGEST_LABEL = 12, SMALLEST_FONT = 6;
+
+function shortened(token) {
+  const letters = [...token];
+  return letters.length > LONGEST_LABEL ? letters.slice(0, LONGEST_LABEL - 1).join("") + "…" : token;
+}
+
+// Labels of one letter stand upright over the keys, longer ones are turned; BOS among letters is stacked.
+// Plotly finds the margins. Where not even the smallest font gives each label room, only every second is shown, or
+// every third and so on.
+function labelled(node, tokens) {
+  const T = tokens.length, labels = tokens.map(shortened), turned = tokens.some((token) => token !== "BOS" && [...token].length > 1);
+  const context = document.createElement("canvas").getContext("2d");
+  context.font = `100px ${MONO}`;
+  const longest = Math.max(...labels.map((label) => context.measureText(label).width)) / 100;
+  // Lines of single letters may be as dense as their font; beside the T cells there are labels and titles.
+  const line = turned ? 1.15 : 1, size = (node.clientWidth - 60) / (line * T + longest), font = Math.max(SMALLEST_FONT, Math.min(13, Math.floor(size)));
+  const cell = (node.clientWidth - 60 - longest * font) / T, every = Math.ceil(line * font / cell);
+  const crowded = !turned && longest * font > every * cell, shown = tokens.map((_, i) => i).filter((i) => i % every === 0);
+  const ticks = {
+    tickvals: shown, ticktext: shown.map((i) => plain(labels[i])), tickangle: 0, ticks: "", showgrid: false, zeroline: false,
+    tickfont: { family: MONO, size: font }, ticklabelstandoff: 2, automargin: true,
+  };
+  const keys = crowded ? ticks.ticktext.map((label) => (label === "BOS" ? "B<br>O<br>S" : label)) : ticks.ticktext;
+  return {
+    xaxis: { ...ticks, ticktext: keys, tickangle: turned ? -90 : 0, side: "top", range: [-0.5, T - 0.5], title: { text: "key", standoff: 6 } },
+    yaxis: { ...ticks, range: [T - 0.5, -0.5], title: { text: "query", standoff: 6 } },
+  };
+}
+
 function drawMatrix(node, { tokens, thousandths }, head, colour) {
-  const T = tokens.length, shown = tokens.map(plain), rows = thousandths[head];
+  const shown = tokens.map(plain), rows = thousandths[head];
   const z = tokens.map((_, i) => tokens.map((_, j) => (j <= i ? rows[i][j] / 1000 : null)));
   const text = z.map((row, i) => row.map((weight, j) => `query ${i}: <b>${shown[i]}</b><br>key ${j}: <b>${shown[j]}</b><br>weight ${number(weight)}`));
-  const ticks = {
-    tickvals: tokens.map((_, i) => i), ticktext: shown, tickangle: 0, ticks: "", showgrid: false, zeroline: false,
-    tickfont: { family: "ui-monospace, Menlo, Consolas, monospace", size: Math.max(6, Math.min(13, Math.floor(560 / T))) },
-  };
   const colorscale = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10].map((n) => [n * n / 100, `rgb(${mixed(colour, n / 10)})`]);
   Plotly.react(node, [{
     type: "heatmap", z, text, zmin: 0, zmax: 1, colorscale, hovertemplate: "%{text}<extra></extra>", hoverongaps: false,
@@ -245,9 +271,7 @@ function drawMatrix(node, { tokens, thousandths }, head, colour) {
       tickvals: [0, 0.1, 0.25, 0.5, 1], title: { text: "weight" },
     },
   }], {
-    font: FONT, margin: { l: 50, r: 8, t: 44, b: 10 },
-    xaxis: { ...ticks, side: "top", range: [-0.5, T - 0.5], title: { text: "key", standoff: 4 } },
-    yaxis: { ...ticks, range: [T - 0.5, -0.5], title: { text: "query", standoff: 4 } },
+    font: FONT, margin: { l: 30, r: 8, t: 30, b: 10 }, ...labelled(node, tokens),
   }, CONFIG);
 }
 
@@ -268,12 +292,13 @@ function drawAttention(box) {
     buttons.push({ node, key, value });
     return node;
   };
+  const showMatrix = () => drawMatrix(find("matrix"), run.attention[state.text], state.head, colourOf(state.head));
   const show = () => {
     const { text, head } = state;
     buttons.forEach(({ node, key, value }) => node.setAttribute("aria-pressed", String(state[key] === value)));
     find("thumbs").querySelectorAll("canvas").forEach((canvas, n) => drawThumbnail(canvas, run.attention[text].thousandths[names[n]], colourOf(names[n])));
     box.querySelector("figcaption").textContent = `head ${head} on ${run.attention[text].title}`;
-    drawMatrix(find("matrix"), run.attention[text], head, colourOf(head));
+    showMatrix();
   };
   run.attention.forEach(({ title }, n) => button(find("texts"), "text", n, title, "#222"));
   for (const [kind, head] of Object.entries(run.best)) {
@@ -287,6 +312,7 @@ function drawAttention(box) {
   });
   find("thumbs").style.gridTemplateColumns = `repeat(${Math.max(...places.map(([, head]) => head)) + 1}, minmax(0, 110px))`;
   show();
+  addEventListener("resize", showMatrix);
 }
 
 if (document.getElementById("losses")) drawLosses();

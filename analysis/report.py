@@ -13,9 +13,10 @@ from plotly.offline import get_plotlyjs
 from analysis.heads import LABELS
 from analysis.view import FORMED, KINDS, View
 from configs.cli import flat
-from configs.schema import TEXTS
+from configs.schema import TEXTS, Config, Model
 
 RUN_COLOURS = ["#332288", "#ddaa33", "#882255", "#88ccee", "#999933", "#000000"]  # none is that of a label
+OF_ATTENTION = ["window", "qk", "value", "scale", "sink", "gate", "n_kv_head", "init_from"]
 
 
 def page(views: Sequence[View]) -> str:
@@ -32,6 +33,7 @@ def page(views: Sequence[View]) -> str:
         formed_at=FORMED,
         texts=TEXTS,
         differing=differing(views),
+        unusual=unusual,
         plotly=get_plotlyjs(),
         script=(here / "report.js").read_text(encoding="utf-8"),
         style=(here / "report.css").read_text(encoding="utf-8"),
@@ -46,3 +48,14 @@ def differing(views: Sequence[View]) -> dict[str, list[Any]]:
         if key == "run.dir" or key.startswith("log.") or all(value == values[0] for value in values):
             del found[key]
     return found
+
+
+def unusual(config: Config) -> list[str]:
+    """What sets the attention apart from that of an ordinary GPT: `key value`, the key alone if it is on."""
+    usual = {key: field.default for key, field in Model.model_fields.items()}
+    usual["n_kv_head"] = config.model.n_head
+    asked = {key: getattr(config.model, key) for key in OF_ATTENTION}
+    found = {key: value for key, value in asked.items() if value != usual[key]}
+    if config.data.mask_documents:
+        found["mask_documents"] = True
+    return [key if value is True else f"{key} {value}" for key, value in found.items()]

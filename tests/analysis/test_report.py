@@ -70,6 +70,42 @@ def test_the_head_of_the_page_says_in_words_what_came_out():
     assert "loss on a repeat 1.00 nats per token; 4.50 the first time" in page
 
 
+HUB = {"source": "hf", "name": "tinystories", "tokenizer": "bpe", "vocab_size": 1024}
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (HUB, "roneneldan/TinyStories (tokenizer bpe, 1,024 tokens)"),
+        ({"source": "hf", "path": "far/away/a.parquet", "tokenizer": "gpt2"}, "a.parquet (tokenizer gpt2)"),
+        ({"source": "text", "path": "/far/away/novel.txt"}, "novel.txt"),
+        ({"source": "text", "path": "books/*.txt"}, "books/*.txt"),
+        ({"stages": [{"weights": {"shakespeare": 1, "repeats": 1}}]}, "shakespeare and repeats"),
+    ],
+)
+def test_the_head_of_the_page_names_the_data_and_a_tokenizer_that_is_not_char(data, said):
+    assert f"Trained on {said}: 300 steps of" in words(write(view("run", config(data=data), records())))
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "said"),
+    [
+        ({"window": 16, "sink": "zero", "gate": True}, {}, "window 16, sink zero, gate"),
+        ({"qk": "tied", "value": "key", "scale": "none"}, {}, "qk tied, value key, scale none"),
+        ({"n_kv_head": 2, "init_from": "runs/a"}, {}, "n_kv_head 2, init_from runs/a"),
+        ({}, HUB | {"mask_documents": True}, "mask_documents"),
+    ],
+)
+def test_the_head_of_the_page_says_what_sets_attention_apart(model, data, said):
+    c = config(model=model, data=data)
+    assert f"Unlike an ordinary GPT: {said}." in words(write(view("run", c, records())))
+
+
+@pytest.mark.parametrize("model", [{}, {"n_head": 8, "n_kv_head": 8, "d_model": 64}])
+def test_an_ordinary_gpt_is_not_said_to_be_unlike_one(model):
+    assert "Unlike" not in words(write(view("run", config(model=model), records())))
+
+
 def test_an_unfinished_run_says_how_far_it_is():
     early = [record for record in records() if record["kind"] == "train" and record["step"] <= 100]
     page = words(write(view("run", config(), early)))

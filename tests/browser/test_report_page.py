@@ -1,10 +1,14 @@
 """The page in Chromium, opened from disk: it draws the run's numbers, answers, and makes no request."""
 
+from itertools import pairwise
+
 import pytest
+import tiktoken
 from playwright.sync_api import expect
 
 from analysis import report
 from analysis.view import KINDS, view
+from data.bpe import BytePairTokenizer
 from data.tokenizers import CharTokenizer
 from model.transformer import GPT
 from tests.analysis.made_up import attention, config, heads, records, score
@@ -151,6 +155,91 @@ def test_attention_shows_tokens_and_weights_of_the_head_that_is_chosen(show):
     assert ticks.count() > 6
 
 
+def labels_of(page):
+    """The boxes of the labels of both axes, of their titles and of the whole picture."""
+    return page.locator(".matrix").evaluate("""node => {
+        const boxes = (found) => [...node.querySelectorAll(found)].map((one) => {
+            const { left, right, top, bottom } = one.getBoundingClientRect();
+            return { left, right, top, bottom, text: one.textContent };
+        });
+        const [keys, queries] = [".xaxislayer-above text", ".yaxislayer-above text"].map(boxes);
+        return { keys, queries, titles: boxes(".xtitle, .ytitle"), picture: boxes(".main-svg")[0] };
+    }""")
+
+
+def overlap(one, other, slack=0.5):
+    apart = one["right"] < other["left"] + slack or other["right"] < one["left"] + slack
+    return not apart and one["bottom"] > other["top"] + slack and other["bottom"] > one["top"] + slack
+
+
+def assert_readable(page, slack=0.5):
+    found = labels_of(page)
+    picture, titles = found["picture"], found["titles"]
+    assert len(titles) == 2
+    for labels in (found["keys"], found["queries"]):
+        assert labels
+        assert not [pair for pair in pairwise(labels) if overlap(*pair, slack)]
+        assert not [(label, title) for label in labels for title in titles if overlap(label, title)]
+    for box in [*found["keys"], *found["queries"], *titles]:
+        assert all(picture[side] <= box[side] + slack for side in ("left", "top")), box
+        assert all(box[side] <= picture[side] + slack for side in ("right", "bottom")), box
+
+
+WORDS = ["international", "isation", " a", "\n", "日本", " expression", "mmmmmmmmmmmm"]
+
+
+def words_of(n):
+    """A run that reads `n` tokens of which some are long."""
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    ranks |= {word.encode(): 256 + i for i, word in enumerate(WORDS)}
+    pattern = "|".join(WORDS)
+    tokenizer = BytePairTokenizer(
+        tiktoken.Encoding(
+            "words",
+            pat_str=pattern,
+            mergeable_ranks=ranks,
+            special_tokens={"<|endoftext|>": 256 + len(WORDS)},
+        ),
+        bos=True,
+    )
+    c = config(model={**TINY, "context_length": 128})
+    read = {"model": GPT(c.model, tokenizer.vocab_size), "tokenizer": tokenizer}
+    text = "".join(WORDS[i % len(WORDS)] for i in range(n - 1))
+    return view("run", c, records(), heads(), **read, text=text)
+
+
+@pytest.mark.parametrize("n", [6, 61, 128])
+def test_labels_of_long_tokens_are_apart_and_whole_at_any_width(show, n):
+    page = show(words_of(n))
+    for width in (1280, 420, 1280, 760):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
+        page.wait_for_function("""() => {
+            const node = document.querySelector(".matrix"), drawn = node.querySelector(".main-svg");
+            return Math.abs(drawn.getBoundingClientRect().width - node.clientWidth) < 1;
+        }""")
+        assert_readable(page)
+
+
+def test_long_tokens_are_shortened_on_the_axes_and_whole_on_hovering(show):
+    page = show(words_of(6))
+    ticks = [box["text"] for box in labels_of(page)["keys"]]
+    assert ticks == ["BOS", "internation…", "isation", "␣a", "⏎", "日本"]
+    assert "key 1: international" in hovered(page, page.locator(".matrix"), 1.5 / 6, 1.5 / 6)
+
+
+@pytest.mark.parametrize("n", [3, 60, 127])
+def test_labels_of_single_characters_stay_upright_and_apart(show, n):
+    page = show(made_up(text=(EVIL * 2)[:n], context_length=128))
+    assert_readable(page, slack=2)  # boxes are higher than their letters
+    assert not [pair for pair in pairwise(labels_of(page)["keys"]) if overlap(*pair)]
+    assert labels_of(page)["keys"][0]["text"] == "BOS"
+    turns = (
+        "node => [...node.querySelectorAll('.xaxislayer-above text')].map(t => t.getAttribute('transform'))"
+    )
+    assert not [turn for turn in page.locator(".matrix").evaluate(turns) if "-90" in turn]
+
+
 def test_a_head_has_the_colour_of_its_first_label_or_else_of_what_it_is_the_best_of(show):
     labels = {(0, 1): ["sink", "induction"], (1, 0): ["induction"], (1, 1): ["syntactic:obj"]}
     scale = "node => node.data[0].colorscale.at(-1)[1]"
@@ -222,7 +311,7 @@ def test_each_run_has_one_colour_and_one_run_a_colour_per_kind(show, plain):
 @pytest.mark.parametrize("size", [1, 12])
 def test_nothing_is_wider_than_the_window_also_after_resizing(show, size):
     page = show(made_up(n_layer=size, n_head=size, d_model=8 * size))
-    for width in (1280, 900, 1280, 700):
+    for width in (1280, 900, 1280, 700, 420):
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
 
