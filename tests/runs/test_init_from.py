@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import train
+from configs import UserError
 from configs.cli import parse
 from tests.runs.test_refusals import refused
 from tests.runs.tiny import (
@@ -23,6 +24,7 @@ from tests.runs.tiny import (
     request,
     start,
 )
+from training.plan import foresee
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
@@ -201,3 +203,29 @@ def test_a_text_with_fewer_characters_keeps_the_old_vocabulary_also_when_the_run
     shutil.rmtree(old)
     assert go_on(tmp_path / "run", "--train.steps", "2") == 0
     assert last(tmp_path / "run")["step"] == "step-00000002"
+
+
+@pytest.mark.parametrize("place", ["run", "run/checkpoints/step-00000015", "link", "shares"])
+def test_the_run_that_would_be_emptied_cannot_be_started_from(place, old, tmp_path, capsys):
+    """Named by itself, by a checkpoint, behind a link, or by another run whose checkpoints are its own."""
+    run = old.rename(tmp_path / "run")
+    (tmp_path / "link").symlink_to(run)
+    (tmp_path / "shares").mkdir()
+    for name in ("config.yaml", "tokenizer.json"):
+        shutil.copy(run / name, tmp_path / "shares")
+    (tmp_path / "shares" / "checkpoints").symlink_to(run / "checkpoints")
+    argv = request(tmp_path, run={"overwrite": "true"}, model={"init_from": tmp_path / place})
+    message = refused(argv, tmp_path, capsys)
+    assert f"model.init_from {tmp_path / place} lies in run.dir {run}" in message
+    with pytest.raises(UserError, match="lies in"):
+        foresee(parse(argv).config)
+
+
+def test_a_checkpoint_can_be_named_from_inside_its_folder(old, tmp_path, monkeypatch):
+    argv = request(tmp_path, model={"init_from": "."}, train={"steps": 1})
+    monkeypatch.chdir(old / "checkpoints" / "step-00000015")
+    assert train.main(parse(argv)) == 0
+    assert torch.equal(weights(tmp_path / "run", 0)["head.weight"], weights(old, 15)["head.weight"])
+    monkeypatch.chdir(old / "checkpoints" / "step-00000015")
+    argv = request(tmp_path, run={"dir": old, "overwrite": "true"}, model={"init_from": "."})
+    assert train.main(parse(argv)) == 2
