@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs import UserError
-from configs.cli import flat, load_config
+from configs.cli import flat, load_config, shown
 from configs.schema import Config
 from data.tokenizers import Tokenizer, load_tokenizer
 from model.transformer import GPT
@@ -55,9 +55,9 @@ def find_origin(config: Config) -> Origin:
     free = {f"model.{key}" for key in FREE}
     if config.model.position == "learned":
         free.remove("model.context_length")  # it is a size of the table of positions
-    if refused := [f"{k} (is {was[k]}, asked {asked[k]})" for k in changed if k not in free]:
+    if refused := [f"{k} (is {shown(was[k])}, asked {shown(asked[k])})" for k in changed if k not in free]:
         raise UserError(
             f"model.init_from {path} has another model or tokenizer: {', '.join(refused)}; ask for the same"
         )
-    news = ", ".join(f"{key} was {was[key]}, is {asked[key]}" for key in changed)
+    news = ", ".join(f"{key} was {shown(was[key])}, is {shown(asked[key])}" for key in changed)
     return Origin(checkpoint, tokenizer, faults + ([f"unlike {folder}: {news}"] if news else []))

@@ -91,7 +91,7 @@ def test_a_run_killed_before_its_first_checkpoint_takes_the_weights_once_more(ol
         (tmp_path / name).mkdir()
     whole = begun(tmp_path / "whole", old)
 
-    def kill(*_):
+    def kill(*_, **__):
         raise Killed
 
     argv = request(tmp_path / "pieces", model={"init_from": old}, train={"steps": 3})
@@ -108,6 +108,7 @@ def test_a_run_killed_before_its_first_checkpoint_takes_the_weights_once_more(ol
     [
         ({"dropout": 0.3}, "model.dropout was 0.1, is 0.3"),
         ({"backend": "naive"}, "model.backend was auto, is naive"),
+        ({"window": 5}, "model.window was null, is 5"),
         ({"rope_theta": 500}, "model.rope_theta was 10000.0, is 500.0"),
         (
             {"logit_softcap": 9, "sink": "zero"},
@@ -151,11 +152,11 @@ def test_a_learned_sink_starts_as_it_does_or_is_left_behind(first, old, tmp_path
         ({"model": {"n_head": 4}}, ["model.n_head (is 2, asked 4)", "model.d_head (is 8, asked 4)"]),
         ({"model": {"mlp": "relu2"}}, ["model.mlp (is gelu, asked relu2)"]),
         ({"model": {"norm": "rmsnorm"}}, ["model.norm (is layernorm, asked rmsnorm)"]),
-        ({"model": {"qk_norm": "true"}}, ["model.qk_norm (is False, asked True)"]),
+        ({"model": {"qk_norm": "true"}}, ["model.qk_norm (is false, asked true)"]),
         ({"model": {"position": "learned"}}, ["model.position (is rotary, asked learned)"]),
-        ({"model": {"gate": "true"}}, ["model.gate (is False, asked True)"]),
+        ({"model": {"gate": "true"}}, ["model.gate (is false, asked true)"]),
         ({"data": {"tokenizer": "byte"}}, ["data.tokenizer (is char, asked byte)"]),
-        ({"data": {"bos": "false"}}, ["data.bos (is True, asked False)"]),
+        ({"data": {"bos": "false"}}, ["data.bos (is true, asked false)"]),
     ],
     ids=str,
 )
