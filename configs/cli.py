@@ -195,7 +195,7 @@ def flat(config: Config) -> dict[str, Any]:
 
 def shown(value: Any) -> str:
     """A value as it would be asked for."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _unknown_key(key: str, known: list[str] = KNOWN) -> str:
@@ -213,5 +213,6 @@ def _describe(detail: Any) -> str:
     message = PLAIN.get(detail["type"], detail["msg"].removeprefix("Value error, "))
     if detail["type"] == "value_error":  # a cross-check of ours, which names the keys itself
         return f"{key}: {message}"
-    got = repr(detail["input"]) if isinstance(detail["input"], str) else shown(detail["input"])
+    value = detail["input"]
+    got = shown(value) if value is None or isinstance(value, bool) else repr(value)
     return f"{key}: {message[0].lower()}{message[1:]}; got {got}"
