@@ -34,10 +34,10 @@ from data.tokenizers import load_tokenizer
 from model.layers import PRECISIONS
 from model.transformer import GPT
 from training import Stopped, checkpoints, plan
-from training.devices import choose_device, to_device
+from training.devices import choose_device, compiled, to_device
 from training.evaluation import evaluate
 from training.folder import create, has_begun, refuse_used
-from training.guards import first_nonfinite, interruptible, nonfinite_parameters
+from training.guards import enough_memory, first_nonfinite, interruptible, nonfinite_parameters
 from training.loggers import progress, read_records
 from training.mirror import MirroredLog
 from training.optimizers import make_optimizers
@@ -80,7 +80,7 @@ def main(request: Request) -> int:
         replace_text(run.folder / "config.yaml", to_yaml(run.config))
         plan.announce(run.config, run.model, run.source, run.state.step, run.meter.ceiling, run.warnings)
         log = MirroredLog(run.folder, -1 if run.fresh else run.state.step, run.config, run.state.wandb_id)
-        with log:
+        with log, enough_memory(run.state):
             with interruptible() as interrupted:
                 loop(run, log, interrupted)
             if finished := run.state.step == run.config.train.steps:
@@ -115,7 +115,7 @@ def build(request: Request) -> Run:
     except (RuntimeError, MemoryError) as error:
         raise UserError(f"the model does not fit in memory: {str(error).splitlines()[0]}") from None
     news = origin.fill(model) if origin else []
-    forward = torch.compile(model) if config.train.compile else model
+    forward = compiled(model) if config.train.compile else model
     optimizers = make_optimizers(model, config.optimizer)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     probes = make_probes(source, T, config.probe.sequences, seed) if config.probe.every else None
@@ -162,9 +162,8 @@ def loop(run: Run, log: MirroredLog, interrupted: Callable[[], bool]) -> None:
             bar.update()
             stopping = look(run, log, say, interrupted)
     if state.step == c.train.steps:
-        state.seconds = time.perf_counter() - run.began
-        times = {"seconds": state.seconds, "telemetry_share": state.telemetry_seconds / state.seconds}
-        log.write("end", state.step, **times)
+        state.seconds = seconds = time.perf_counter() - run.began
+        log.write("end", state.step, seconds=seconds, telemetry_share=state.telemetry_seconds / seconds)
 
 
 def update(run: Run, step: int, share: float) -> tuple[float, float | None]:
@@ -199,10 +198,10 @@ def look(run: Run, log: MirroredLog, say: Callable[[str], None], interrupted: Ca
     if (evaluates or probes) and (broken := nonfinite_parameters(run.model)):
         stop(run, state.step, broken[0])
     if evaluates:
-        batches = run.source.validation(c.train.batch_size, c.eval.tokens)
-        result = evaluate(run.model, batches, run.source.bytes_per_token)
-        if not math.isfinite(result["loss"]):
-            stop(run, state.step, "the validation loss")
+        windows = partial(run.source.validation, c.train.batch_size, c.eval.tokens)
+        assess = partial(evaluate, run.model, bytes_per_token=run.source.bytes_per_token)
+        if not math.isfinite((result := assess(windows()))["loss"]):
+            stop(run, state.step, first_nonfinite(run.model, lambda: torch.tensor(assess(windows())["loss"])))
         log.write("eval", state.step, **result)
         say(f"step {state.step:>6}  validation loss {result['loss']:.4f}")
         if state.best is None or result["loss"] < state.best[0]:
@@ -229,6 +228,7 @@ def conclude(run: Run, log: MirroredLog) -> None:
     """`heads.json` and `report.html`: what the run has come to."""
     c, heads = run.config, None
     if run.probes is not None:
+        print("labelling the heads and writing the page", flush=True)
         about = {"run": run.folder.name, "step": run.state.step}
         heads = describe_heads(run.model, run.probes, c.data.bos, c.run.seed, about)
         replace_text(run.folder / "heads.json", json.dumps(heads, allow_nan=False))

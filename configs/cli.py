@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import json
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -98,7 +99,9 @@ def parse(argv: list[str]) -> Request:
     same_size = then.global_batch == config.global_batch
     fixed = FIXED if same_size else FIXED | {"train.batch_size", "train.grad_accum"}
     was, asked = flat(then), flat(config)
-    changed = [f"{key} (was {was[key]}, asked {asked[key]})" for key in KEYS if was[key] != asked[key]]
+    changed = [
+        f"{key} (was {shown(was[key])}, asked {shown(asked[key])})" for key in KEYS if was[key] != asked[key]
+    ]
     if refused := [change for change in changed if change.split()[0] in fixed]:
         raise UserError(f"a resumed run keeps {', '.join(refused)}; start a new run to change that")
     return Request(config, folder, arguments.print_config, arguments.dry_run)
@@ -190,6 +193,11 @@ def flat(config: Config) -> dict[str, Any]:
     return {f"{name}.{key}": v for name, keys in config.model_dump().items() for key, v in keys.items()}
 
 
+def shown(value: Any) -> str:
+    """A value as it would be asked for."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def _unknown_key(key: str, known: list[str] = KNOWN) -> str:
     same_leaf = [full for full in KEYS if full.split(".")[1] == key.split(".")[-1] and full in known]
     near = same_leaf or difflib.get_close_matches(key, known, 1, 0.5)
@@ -205,4 +213,6 @@ def _describe(detail: Any) -> str:
     message = PLAIN.get(detail["type"], detail["msg"].removeprefix("Value error, "))
     if detail["type"] == "value_error":  # a cross-check of ours, which names the keys itself
         return f"{key}: {message}"
-    return f"{key}: {message[0].lower()}{message[1:]}; got {detail['input']!r}"
+    value = detail["input"]
+    got = shown(value) if value is None or isinstance(value, bool) else repr(value)
+    return f"{key}: {message[0].lower()}{message[1:]}; got {got}"

@@ -46,7 +46,7 @@ class Section(BaseModel):
         parts = value.values() if get_origin(annotation) is dict and isinstance(value, dict) else [value]
         takes_bool = bool in (annotation, *get_args(annotation))
         if not takes_bool and any(isinstance(part, bool) for part in parts):
-            raise ValueError(f"true or false has no meaning here; got {value}")
+            raise ValueError(f"true or false has no meaning here; got {str(value).lower()}")
         return value
 
     def _fill(self, key: str, default: Any, used: bool = True, condition: str = "") -> None:
@@ -189,7 +189,7 @@ class Model(Section):
     bias: bool = Key(False, description="biases in linear layers and layernorms")
     tie_embeddings: bool = Key(False, description="output layer and token embedding share weights")
     qk_norm: bool = Key(False, description="queries and keys to root mean square 1, per head")
-    qk_gain: float | None = Key(None, gt=0, le=1000, description="factor on both after qk_norm (null: 1)")
+    qk_gain: float | None = Key(None, ge=1e-4, le=1000, description="factor on both after qk_norm (null: 1)")
     scale: Literal["sqrt", "none", "linear"] = Key(
         "sqrt", description="scores times 1/sqrt(d_head), 1 or 1/d_head"
     )
@@ -204,7 +204,7 @@ class Model(Section):
         "none", description="a logit per head in the softmax's denominator that no value answers to"
     )
     gate: bool = Key(False, description="each head's output times a sigmoid of the token, per head")
-    logit_softcap: float = Count(0.0, description="logits become c tanh(z / c); 0: off")
+    logit_softcap: float = Key(0.0, ge=0, le=1e6, description="logits become c tanh(z / c); 0: off")
     embed_norm: bool = Key(False, description="embedding to root mean square 1")
     init: Literal["gpt2", "zero_residual"] = Key(
         "gpt2", description="of N(0, 0.02), or blocks that start as identity"
@@ -270,7 +270,7 @@ class Optimizer(Section):
 
 
 class Train(Section):
-    steps: int = Key(1000, ge=1, description="optimizer steps")
+    steps: int = Key(1000, ge=1, le=10**12, description="optimizer steps")
     batch_size: int = Size(32, description="sequences per micro-step")
     grad_accum: int = Size(1, description="micro-steps per optimizer step")
     precision: Literal["fp32", "bf16", "fp16"] = Key(

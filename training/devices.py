@@ -1,10 +1,13 @@
-"""Where a run computes: `run.device`."""
+"""Where a run computes: `run.device`, and whether it can be compiled for there."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from configs import UserError
 from data.sources import Batch
+from model.transformer import GPT
 
 CPU = torch.device("cpu")
 
@@ -28,6 +31,25 @@ def choose_device(asked: str) -> torch.device:
 def name_of(device: torch.device) -> str:
     """As `cpu`, or with the name of the chip."""
     return f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
+
+
+def compiled(model: GPT) -> Callable[..., Tensor]:
+    """`torch.compile`, which would look for a C++ compiler at the first step only.
+
+    Raises `UserError` where the model is on a CPU and there is none.
+    """
+    if model.device.type == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler  # slow
+        from torch._inductor.exc import InvalidCxxCompiler
+
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler:
+            ways = "install g++ (or clang++ and set CXX), or set train.compile false"
+            raise UserError(
+                f"train.compile needs a C++ compiler on a CPU, and none is found: {ways}"
+            ) from None
+    return torch.compile(model)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

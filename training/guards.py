@@ -1,4 +1,4 @@
-"""Stopping well: at the first number that is not finite, and when someone presses Ctrl-C."""
+"""Stopping well: at the first number that is not finite, without memory, and when someone presses Ctrl-C."""
 
 import re
 import signal
@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from training import Stopped
+from training.checkpoints import State
 
 
 def nonfinite_parameters(model: nn.Module) -> list[str]:
@@ -43,6 +46,19 @@ def first_nonfinite(model: nn.Module, forward: Callable[[], Tensor]) -> str:
 def _place(name: str) -> str:
     """`blocks.1.attention.W_q` as `layer 1, attention.W_q`; `heads` is what the attention kernel returned."""
     return re.sub(r"^blocks\.(\d+)\.?", r"layer \1, ", name).removesuffix(", ")
+
+
+@contextmanager
+def enough_memory(state: State) -> Iterator[None]:
+    """Turns an error of an allocator, on the CPU or a device, into `Stopped`; others pass through."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        told = str(error).split("\n")[0]
+        if not (isinstance(error, MemoryError) or re.search("out of memory|can't allocate memory", told)):
+            raise
+        ways = "try a smaller train.batch_size; --dry_run tells what a run needs"
+        raise Stopped(f"after step {state.step}: out of memory: {told.rstrip('.')}; {ways}") from error
 
 
 @contextmanager

@@ -44,8 +44,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def progress(done: int, steps: int) -> Iterator[tuple[tqdm, Callable[[str], None]]]:
-    """A bar over the steps, or now and then a line where stderr is a file; and what prints beside it."""
+    """A bar over the steps, if any are left (lines where stderr is a file), and what prints beside it."""
     line = "{n_fmt}/{total_fmt} steps, {elapsed} gone, {remaining} to go{postfix}"
     in_file = looks(line)
-    with tqdm(total=steps, initial=done, unit="step", **in_file) as bar:
+    with tqdm(total=steps, initial=done, unit="step", disable=done == steps, **in_file) as bar:
         yield bar, partial(print, flush=True) if in_file else bar.write

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs import UserError
-from configs.cli import flat, load_config
+from configs.cli import flat, load_config, shown
 from configs.schema import Config
 from data.tokenizers import Tokenizer, load_tokenizer
 from model.transformer import GPT
@@ -34,26 +34,30 @@ class Origin:
 def find_origin(config: Config) -> Origin:
     """What `model.init_from` names: a run, for its newest intact checkpoint, or a checkpoint in a run.
 
-    Raises `UserError` where it is none, or has another model or tokenizer than `config` asks for.
+    Raises `UserError` where it is none, has another model or tokenizer than `config` asks for, or lies in
+    `run.dir`, which is emptied before the weights are saved anew.
     """
     path = Path(config.model.init_from or "")
-    one = re.fullmatch(r"step-(\d{8})", path.name)
-    folder, step = (path.parent.parent, int(one[1])) if one else (path, None)
+    whole = path.absolute()  # `.` may be the folder of a checkpoint
+    one = re.fullmatch(r"step-(\d{8})", whole.name)
+    folder, step = (whole.parent.parent, int(one[1])) if one else (path, None)
     try:
         was, asked = flat(load_config(folder)), flat(config)
         checkpoint, faults = find_intact(folder / "checkpoints", step)
         tokenizer = load_tokenizer(folder / "tokenizer.json")
     except UserError as error:
         raise UserError(f"model.init_from {path}: {error}") from None
+    if any(place.resolve().is_relative_to(Path(config.run.dir).resolve()) for place in (folder, checkpoint)):
+        raise UserError(f"model.init_from {path} lies in run.dir {config.run.dir}: choose another --run.dir")
     keys = {key for key in asked if key.startswith("model.")} | TOKENS
     keys -= {"model.init", "model.init_from"}  # how the weights came about
     changed = [key for key in asked if key in keys and was[key] != asked[key]]
     free = {f"model.{key}" for key in FREE}
     if config.model.position == "learned":
         free.remove("model.context_length")  # it is a size of the table of positions
-    if refused := [f"{k} (is {was[k]}, asked {asked[k]})" for k in changed if k not in free]:
+    if refused := [f"{k} (is {shown(was[k])}, asked {shown(asked[k])})" for k in changed if k not in free]:
         raise UserError(
             f"model.init_from {path} has another model or tokenizer: {', '.join(refused)}; ask for the same"
         )
-    news = ", ".join(f"{key} was {was[key]}, is {asked[key]}" for key in changed)
+    news = ", ".join(f"{key} was {shown(was[key])}, is {shown(asked[key])}" for key in changed)
     return Origin(checkpoint, tokenizer, faults + ([f"unlike {folder}: {news}"] if news else []))

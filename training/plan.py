@@ -1,11 +1,13 @@
 """What a run is going to be: told at its start, and foreseen without running it (`--dry_run`)."""
 
+import logging
 import sys
 
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from configs import UserError
 from configs.schema import WHOLE, Config
 from data.corpora import load_text
 from data.mixture import Mixture
@@ -16,18 +18,19 @@ from training.devices import name_of
 from training.optimizers import make_optimizers
 from training.origin import find_origin
 
-GIB = 2**30
-
 
 def announce(
     config: Config, model: GPT, source: Mixture, step: int, ceiling: float | None, warnings: list[str]
 ) -> None:
     """Print what is about to happen, before it costs anything: going on after `step`, with these warnings."""
     first, *more = source.describe(config.train.steps)
+    stands = f", going on after step {step}" if step else ""
+    if step == config.train.steps:
+        stands = ", already complete"
     speed = "" if ceiling is None else f", which multiplies matrices at {ceiling / 1e9:,.0f} GFLOP/s"
     lines = [
-        config.run.dir + (f", going on after step {step}" if step else ""),
-        f"  data   {first}; vocabulary {source.tokenizer.vocab_size}",
+        config.run.dir + stands,
+        f"  data   {first}; vocabulary {source.tokenizer.vocab_size:,}",
         *(f"         {line}" for line in more),
         *_model(config, model),
         f"  train  {_steps(config)}",
@@ -47,10 +50,21 @@ def announce(
 def foresee(config: Config) -> list[str]:
     """Size, FLOPs and memory of a run, from tensors without numbers; reads what the vocabulary hangs on."""
     vocab_size, step_tokens = _vocab_size(config), config.global_batch * config.model.context_length
-    model, parts = measure_memory(config, vocab_size)
+    logging.getLogger(
+        FakeTensorMode.__module__
+    ).disabled = True  # it would tell of an error before it is told
+    try:
+        model, parts = measure_memory(config, vocab_size)
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        ways = "make model.context_length, train.batch_size or the model smaller"
+        raise UserError(f"a tensor of this run would have more bytes than can be counted: {ways}") from None
     blocks = sum(p.numel() for name, p in model.named_parameters() if name.startswith(("blocks.", "final_")))
     flops = model.flops_per_token()
-    each = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
+    total = sum(parts.values())
+    prefix, unit = ("Gi", 2**30) if total >= 2**30 else ("Mi", 2**20)
+    each = ", ".join(f"{name} {size / unit:,.2f}" for name, size in parts.items())
     shares = [flops, flops * step_tokens, flops * step_tokens * config.train.steps]
     per_token, per_step, in_all = (f"{number:.3g}" for number in shares)
     return [
@@ -59,7 +73,7 @@ def foresee(config: Config) -> list[str]:
         f"         {blocks:,} of them without embeddings and head; vocabulary {vocab_size:,}",
         f"  train  {_steps(config)}",
         f"         {per_token} FLOPs per token, {per_step} per step, {in_all} in all",
-        f"  memory {sum(parts.values()) / GIB:.2f} GiB: {each} (of a micro-step, not compiled, on a CPU)",
+        f"  memory {total / unit:,.2f} {prefix}B: {each} (of a micro-step, not compiled, on a CPU)",
     ]
 
 
@@ -67,12 +81,21 @@ def measure_memory(config: Config, vocab_size: int) -> tuple[GPT, dict[str, int]
     """The model, of fake tensors, and what a step of training holds, in bytes by kind.
 
     Activations are the most that one micro-step holds at once where the gradients of another are there
-    already. Evaluation and probes, which keep nothing for a backward pass, are left out.
+    already. Evaluation and probes, which keep nothing for a backward pass, are left out. Layers are alike, so
+    two models are measured, of one and of two layers: time grows faster than the depth that is measured.
     """
+    with FakeTensorMode():
+        model = GPT(config.model, vocab_size)
+    one, two = (_measure(config, vocab_size, n_layer) for n_layer in (1, 2))
+    return model, {name: one[name] + (config.model.n_layer - 1) * (two[name] - one[name]) for name in one}
+
+
+def _measure(config: Config, vocab_size: int, n_layer: int) -> dict[str, int]:
     from torch.distributed._tools.mem_tracker import MemTracker  # slow, and only a dry run needs it
 
     with FakeTensorMode():
-        model = GPT(config.model, vocab_size).compute_in(PRECISIONS[config.train.precision]).train()
+        shape = config.model.model_copy(update={"n_layer": n_layer})
+        model = GPT(shape, vocab_size).compute_in(PRECISIONS[config.train.precision]).train()
         optimizers = make_optimizers(model, config.optimizer)
         tokens_BT = torch.zeros(config.train.batch_size, config.model.context_length, dtype=torch.long)
         segment_BT = tokens_BT if config.data.mask_documents else None
@@ -92,7 +115,7 @@ def measure_memory(config: Config, vocab_size: int) -> tuple[GPT, dict[str, int]
         "optimizer": [value for one in optimizers for kept in one.state.values() for value in kept.values()],
     }
     sizes = {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in parts.items()}
-    return model, sizes | {"activations": peak - sizes["weights"] - sizes["gradients"]}
+    return sizes | {"activations": peak - sizes["weights"] - sizes["gradients"]}
 
 
 def _vocab_size(config: Config) -> int:
@@ -106,7 +129,10 @@ def _vocab_size(config: Config) -> int:
 
 def _model(config: Config, model: GPT) -> list[str]:
     m, backend = config.model, model.attentions()[0].backend
-    shape = f"{m.n_layer} layers x {m.n_head} heads, width {m.d_model}, context {m.context_length}"
+    layers, heads = ("s" * (count > 1) for count in (m.n_layer, m.n_head))
+    shape = (
+        f"{m.n_layer} layer{layers} x {m.n_head} head{heads}, width {m.d_model}, context {m.context_length}"
+    )
     return [
         f"  model  {shape}: {model.num_parameters():,} parameters",
         f"         attention on {backend}, linear layers in {config.train.precision}",
@@ -115,4 +141,4 @@ def _model(config: Config, model: GPT) -> list[str]:
 
 def _steps(config: Config) -> str:
     steps, tokens = config.train.steps, config.global_batch * config.model.context_length
-    return f"{steps:,} steps x {tokens:,} tokens = {steps * tokens:,}"
+    return f"{steps:,} step{'s' * (steps > 1)} x {tokens:,} tokens = {steps * tokens:,}"

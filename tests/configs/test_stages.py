@@ -158,6 +158,6 @@ def test_a_resumed_run_keeps_its_stages(other, tmp_path):
         == config(*stages(TWO)).data.stages
     )
     message = refused("--resume", str(tmp_path), *stages(other))
-    assert re.search(r"a resumed run keeps data\.stages \(was .*'until': 5.*, asked \[.*\]\)", message)
+    assert re.search(r'a resumed run keeps data\.stages \(was .*"until": 5.*, asked \[.*\]\)', message)
     assert "\n" not in message
     assert read_yaml(tmp_path / "config.yaml", "")["data"]["stages"][0]["until"] == 5

@@ -4,9 +4,12 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
+from torch._inductor import cpp_builder
 
 import train
 from configs.cli import parse
+from tests.runs.test_refusals import refused
 from tests.runs.tiny import before_update, go_on, interrupted, records, request, start, steps
 
 COMPILED = {"train": {"compile": "true"}, "model": {"dropout": 0}}
@@ -20,6 +23,7 @@ def quickly(monkeypatch):
     torch._dynamo.reset()
     counters.clear()
     monkeypatch.setattr(torch, "compile", lambda model: compile_for_real(model, backend="eager"))
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", lambda: "none is needed")
     yield
     torch._dynamo.reset()
 
@@ -72,6 +76,14 @@ def test_a_number_that_is_not_finite_is_named_in_a_compiled_run_too(quickly, tmp
     before_update(monkeypatch, 3, act)
     assert train.main(parse(request(tmp_path, **COMPILED))) == 1
     assert "parameter layer 1, attention.W_q" in capsys.readouterr().err
+
+
+def test_without_a_compiler_a_compiled_run_on_a_cpu_is_refused_before_its_folder_is_made(tmp_path, capsys):
+    argv = request(tmp_path, **COMPILED)
+    with inductor.patch("cpp.cxx", (None, "no-such-compiler")):
+        message = refused(argv, tmp_path / "run", capsys)
+        assert "train.compile needs a C++ compiler on a CPU" in message
+        start(tmp_path, train={"steps": 1})  # nobody looks for one
 
 
 @pytest.mark.slow

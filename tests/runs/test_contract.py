@@ -95,7 +95,7 @@ def test_files_are_those_of_the_contract_and_nothing_lies_elsewhere(tmp_path, mo
 def test_the_best_checkpoint_stays_while_worse_ones_come_and_go_also_after_a_resume(tmp_path, monkeypatch):
     losses = iter([3, 2.5, 1, 2, 1.5, 4, 4, 4])  # at steps 0, 3, 6 ... 18, 20
     monkeypatch.setattr(
-        train, "evaluate", lambda *_: {"loss": next(losses), "loss_sem": 0.1, "bits_per_byte": 1}
+        train, "evaluate", lambda *_, **__: {"loss": next(losses), "loss_sem": 0.1, "bits_per_byte": 1}
     )
     run = interrupted(tmp_path, monkeypatch, 11, checkpoint={"every": 4, "keep_last": 2}, eval={"every": 3})
     assert steps(run) == [6, 8, 11]

@@ -103,6 +103,38 @@ def test_a_finished_run_is_left_as_it_is(reference, tmp_path):
     assert_same(run, reference("adamw"))
 
 
+def test_a_finished_run_says_that_it_is_complete_and_shows_no_progress(reference, tmp_path, capsys):
+    run = shutil.copytree(reference("adamw"), tmp_path / "run")
+    capsys.readouterr()
+    assert go_on(run) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith(f"{run}, already complete\n")
+    assert "going on" not in told.out
+    assert "steps," not in told.err
+    assert (run / "report.html").exists()
+
+
+def test_the_silence_at_the_end_is_announced(tmp_path, capsys):
+    run = start(tmp_path, train={"steps": 1})
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("labelling the heads and writing the page")
+    assert "step      1  " in lines[at - 1]
+    assert lines[-1].startswith(f"{run} is complete")
+    start(tmp_path, train={"steps": 1}, probe={"every": 0}, run={"overwrite": "true"})
+    assert "labelling" not in capsys.readouterr().out
+
+
+def test_a_run_without_memory_stops_in_one_line_and_goes_on_later(reference, tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        before_update(patch, 8, lambda run: torch.empty(2**50))
+        assert train.main(parse(request(tmp_path))) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stopped:")]
+    assert "step 7: out of memory: " in line
+    assert "train.batch_size" in line
+    assert go_on(tmp_path / "run") == 0
+    assert_same(tmp_path / "run", reference("adamw"))
+
+
 def test_a_finished_run_goes_on_to_more_steps(reference, tmp_path):
     run = shutil.copytree(reference("adamw"), tmp_path / "run")
     assert go_on(run, "--train.steps", "25") == 0

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import train
+from configs import UserError
 from configs.cli import parse
 from tests.runs.test_refusals import refused
 from tests.runs.tiny import (
@@ -23,6 +24,7 @@ from tests.runs.tiny import (
     request,
     start,
 )
+from training.plan import foresee
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
@@ -89,7 +91,7 @@ def test_a_run_killed_before_its_first_checkpoint_takes_the_weights_once_more(ol
         (tmp_path / name).mkdir()
     whole = begun(tmp_path / "whole", old)
 
-    def kill(*_):
+    def kill(*_, **__):
         raise Killed
 
     argv = request(tmp_path / "pieces", model={"init_from": old}, train={"steps": 3})
@@ -106,6 +108,7 @@ def test_a_run_killed_before_its_first_checkpoint_takes_the_weights_once_more(ol
     [
         ({"dropout": 0.3}, "model.dropout was 0.1, is 0.3"),
         ({"backend": "naive"}, "model.backend was auto, is naive"),
+        ({"window": 5}, "model.window was null, is 5"),
         ({"rope_theta": 500}, "model.rope_theta was 10000.0, is 500.0"),
         (
             {"logit_softcap": 9, "sink": "zero"},
@@ -149,11 +152,11 @@ def test_a_learned_sink_starts_as_it_does_or_is_left_behind(first, old, tmp_path
         ({"model": {"n_head": 4}}, ["model.n_head (is 2, asked 4)", "model.d_head (is 8, asked 4)"]),
         ({"model": {"mlp": "relu2"}}, ["model.mlp (is gelu, asked relu2)"]),
         ({"model": {"norm": "rmsnorm"}}, ["model.norm (is layernorm, asked rmsnorm)"]),
-        ({"model": {"qk_norm": "true"}}, ["model.qk_norm (is False, asked True)"]),
+        ({"model": {"qk_norm": "true"}}, ["model.qk_norm (is false, asked true)"]),
         ({"model": {"position": "learned"}}, ["model.position (is rotary, asked learned)"]),
-        ({"model": {"gate": "true"}}, ["model.gate (is False, asked True)"]),
+        ({"model": {"gate": "true"}}, ["model.gate (is false, asked true)"]),
         ({"data": {"tokenizer": "byte"}}, ["data.tokenizer (is char, asked byte)"]),
-        ({"data": {"bos": "false"}}, ["data.bos (is True, asked False)"]),
+        ({"data": {"bos": "false"}}, ["data.bos (is true, asked false)"]),
     ],
     ids=str,
 )
@@ -201,3 +204,29 @@ def test_a_text_with_fewer_characters_keeps_the_old_vocabulary_also_when_the_run
     shutil.rmtree(old)
     assert go_on(tmp_path / "run", "--train.steps", "2") == 0
     assert last(tmp_path / "run")["step"] == "step-00000002"
+
+
+@pytest.mark.parametrize("place", ["run", "run/checkpoints/step-00000015", "link", "shares"])
+def test_the_run_that_would_be_emptied_cannot_be_started_from(place, old, tmp_path, capsys):
+    """Named by itself, by a checkpoint, behind a link, or by another run whose checkpoints are its own."""
+    run = old.rename(tmp_path / "run")
+    (tmp_path / "link").symlink_to(run)
+    (tmp_path / "shares").mkdir()
+    for name in ("config.yaml", "tokenizer.json"):
+        shutil.copy(run / name, tmp_path / "shares")
+    (tmp_path / "shares" / "checkpoints").symlink_to(run / "checkpoints")
+    argv = request(tmp_path, run={"overwrite": "true"}, model={"init_from": tmp_path / place})
+    message = refused(argv, tmp_path, capsys)
+    assert f"model.init_from {tmp_path / place} lies in run.dir {run}" in message
+    with pytest.raises(UserError, match="lies in"):
+        foresee(parse(argv).config)
+
+
+def test_a_checkpoint_can_be_named_from_inside_its_folder(old, tmp_path, monkeypatch):
+    argv = request(tmp_path, model={"init_from": "."}, train={"steps": 1})
+    monkeypatch.chdir(old / "checkpoints" / "step-00000015")
+    assert train.main(parse(argv)) == 0
+    assert torch.equal(weights(tmp_path / "run", 0)["head.weight"], weights(old, 15)["head.weight"])
+    monkeypatch.chdir(old / "checkpoints" / "step-00000015")
+    argv = request(tmp_path, run={"dir": old, "overwrite": "true"}, model={"init_from": "."})
+    assert train.main(parse(argv)) == 2

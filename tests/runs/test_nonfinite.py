@@ -94,3 +94,19 @@ def test_a_run_that_diverges_stops_with_a_message_and_every_checkpoint_is_finite
     for path in (tmp_path / "run" / "checkpoints").glob("step-*/model.safetensors"):
         assert all(tensor.isfinite().all() for tensor in load_file(path).values())
     assert_plain_json(tmp_path / "run" / "metrics.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [("blocks.1.mlp", "layer 1, mlp"), ("blocks.0.attention.W_o", "layer 0, attention.W_o")],
+)
+def test_what_breaks_only_in_an_evaluation_is_named_too(place, name, tmp_path, monkeypatch, capsys):
+    def act(run):
+        run.model.get_submodule(place).register_forward_hook(
+            lambda module, inputs, output: output if module.training else output * math.nan
+        )
+
+    before_update(monkeypatch, 4, act)
+    assert train.main(parse(request(tmp_path, probe={"every": 0}))) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stopped:")]
+    assert f"step 5: the first tensor that is not finite is output of {name};" in line

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from configs.schema import Model
 from model.transformer import GPT
-from training.guards import first_nonfinite, interruptible
+from training import Stopped
+from training.checkpoints import State
+from training.guards import enough_memory, first_nonfinite, interruptible
 
 ROOT = Path(__file__).parents[2]
 BAD = pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -118,6 +121,40 @@ def test_a_second_signal_ends_the_process_at_once_and_without_a_traceback(number
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout) == (-number, "True\n")
     assert done.stderr.strip() == "ending after this step, with a checkpoint; a second signal ends at once"
+
+
+def ask_the_cpu_for_a_pebibyte() -> None:
+    torch.empty(2**50, dtype=torch.uint8)
+
+
+def ask_numpy_for_a_pebibyte() -> None:
+    np.empty(2**50, np.uint8)
+
+
+def ask_a_gpu_that_is_full() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nMore lines.")
+
+
+@pytest.mark.parametrize(
+    "ask", [ask_the_cpu_for_a_pebibyte, ask_numpy_for_a_pebibyte, ask_a_gpu_that_is_full]
+)
+def test_no_memory_is_told_in_one_line_with_ways_out(ask):
+    with pytest.raises(Stopped) as caught, enough_memory(State(step=7)):
+        ask()
+    message = str(caught.value)
+    assert message.startswith("after step 7: out of memory: ")
+    assert message.endswith("; try a smaller train.batch_size; --dry_run tells what a run needs")
+    assert "\n" not in message
+
+
+OTHERS = [RuntimeError("mat1 and mat2 shapes"), ValueError("out of memory"), Stopped("disk full")]
+
+
+@pytest.mark.parametrize("error", OTHERS, ids=repr)
+def test_other_errors_pass_as_they_are(error):
+    with pytest.raises(type(error)) as caught, enough_memory(State()):
+        raise error
+    assert caught.value is error
 
 
 def test_handlers_come_back_after_an_error():

@@ -1,5 +1,6 @@
 """What a dry run foresees is what a run then needs: memory byte by byte, parameters, FLOPs by hand."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,13 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from configs import UserError
 from configs.cli import parse
 from configs.schema import Config
 from model.layers import PRECISIONS
 from model.transformer import GPT
 from tests.model.spy import Spy
 from training.optimizers import make_optimizers
-from training.plan import GIB, foresee, measure_memory
+from training.plan import foresee, measure_memory
 
 ROOT = Path(__file__).parents[2]
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -36,6 +38,9 @@ def config(precision: str = "fp32", optimizer: str = "adamw", batch_size: int = 
         {"backend": "naive"},
         {"backend": "blocks", "context_length": 300},
         {"position": "learned", "tie_embeddings": True, "bias": True, "dropout": 0.1},
+        {"n_layer": 1, "position": "learned"},
+        {"n_layer": 5, "backend": "naive", "dropout": 0.1},
+        {"n_layer": 6, "mlp": "swiglu", "qk_norm": True},
         {"mlp": "none", "n_kv_head": 1, "sink": "learned", "gate": True},
     ],
     ids=str,
@@ -104,17 +109,56 @@ def test_what_is_printed_is_what_follows_from_the_sizes():
 
 
 def test_the_total_is_the_sum_of_its_parts():
-    (line,) = [line for line in foresee(config(batch_size=32)) if line.startswith("  memory")]
-    parts = measure_memory(config(batch_size=32), 66)[1]
+    *lines, line = foresee(config(batch_size=32))
+    (vocabulary,) = re.findall(r"vocabulary (\d+)", "".join(lines))
+    parts = measure_memory(config(batch_size=32), int(vocabulary))[1]
+    MIB = 2**20
     assert line.startswith(
-        f"  memory {sum(parts.values()) / GIB:.2f} GiB: weights {parts['weights'] / GIB:.2f}"
+        f"  memory {sum(parts.values()) / MIB:.2f} MiB: weights {parts['weights'] / MIB:.2f}"
     )
+
+
+def test_what_is_small_is_told_in_mib_and_what_is_large_in_gib():
+    small, large = (foresee(config(batch_size=size))[-1] for size in (1, 2**14))
+    found = [re.search(r"memory ([\d.,]+) (.)iB: .* activations ([\d.,]+) ", line) for line in (small, large)]
+    assert [match and match[2] for match in found] == ["M", "G"]
+    assert all(0.1 < float(match[3].replace(",", "")) < 2000 for match in found if match)
+
+
+@pytest.mark.parametrize(
+    ("n_layer", "n_head", "shape"),
+    [(1, 1, "1 layer x 1 head,"), (1, 2, "1 layer x 2 heads,"), (3, 1, "3 layers x 1 head,")],
+)
+def test_one_layer_and_one_head_are_singular(n_layer, n_head, shape):
+    assert any(f" {shape} width 48" in line for line in foresee(config(n_layer=n_layer, n_head=n_head)))
+
+
+def test_hundreds_of_layers_are_foreseen_as_soon_as_a_few(monkeypatch):
+    """What is traced is a forward and backward pass of one layer, and of two."""
+    passed, forward = [], GPT.forward
+
+    def counting(gpt, *rest):
+        passed.append(len(gpt.blocks))
+        return forward(gpt, *rest)
+
+    monkeypatch.setattr(GPT, "forward", counting)
+    few, many = (measure_memory(config(n_layer=n_layer, d_model=4), V) for n_layer in (3, 300))
+    assert {*passed} == {1, 2}
+    assert len(many[0].blocks) == 300
+    assert all(50 < many[1][name] / few[1][name] < 100 for name in ("gradients", "optimizer"))
+
+
+def test_sizes_beyond_counting_are_refused_in_one_line():
+    asked = config(batch_size=2**20, context_length=2**20, backend="naive")
+    with pytest.raises(UserError, match="more bytes than can be counted") as caught:
+        foresee(asked)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_every_preset_can_be_foreseen_and_that_writes_nothing(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert " GiB: " in foresee(parse(["--config", str(path)]).config)[-1]
+    assert re.search(r" [GM]iB: weights (?!0\.00)", foresee(parse(["--config", str(path)]).config)[-1])
     assert not any(tmp_path.iterdir())
 
 
