@@ -129,10 +129,7 @@ def _vocab_size(config: Config) -> int:
 
 def _model(config: Config, model: GPT) -> list[str]:
     m, backend = config.model, model.attentions()[0].backend
-    layers, heads = ("s" * (count > 1) for count in (m.n_layer, m.n_head))
-    shape = (
-        f"{m.n_layer} layer{layers} x {m.n_head} head{heads}, width {m.d_model}, context {m.context_length}"
-    )
+    shape = f"layers {m.n_layer}, heads {m.n_head}, width {m.d_model}, context {m.context_length}"
     return [
         f"  model  {shape}: {model.num_parameters():,} parameters",
         f"         attention on {backend}, linear layers in {config.train.precision}",

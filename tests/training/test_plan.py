@@ -125,14 +125,6 @@ def test_what_is_small_is_told_in_mib_and_what_is_large_in_gib():
     assert all(0.1 < float(match[3].replace(",", "")) < 2000 for match in found if match)
 
 
-@pytest.mark.parametrize(
-    ("n_layer", "n_head", "shape"),
-    [(1, 1, "1 layer x 1 head,"), (1, 2, "1 layer x 2 heads,"), (3, 1, "3 layers x 1 head,")],
-)
-def test_one_layer_and_one_head_are_singular(n_layer, n_head, shape):
-    assert any(f" {shape} width 48" in line for line in foresee(config(n_layer=n_layer, n_head=n_head)))
-
-
 def test_hundreds_of_layers_are_foreseen_as_soon_as_a_few(monkeypatch):
     """What is traced is a forward and backward pass of one layer, and of two."""
     passed, forward = [], GPT.forward
