@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from analysis.probes import Probes, Scores, headlines, look, measure, plain, score
@@ -69,7 +70,7 @@ def describe_heads(
     untrained = GPT(model.config, len(model.token_embedding.weight), _generator(seed, "untrained"))
     untrained.to(model.device).compute_in(model.head.compute_dtype)
     uniform, random_init = score(model, probes, _uniform), score(untrained, probes)
-    low, high = _interval(model, probes, _generator(seed, "bootstrap"))
+    low, high = _interval(model, probes, record["scores"], _generator(seed, "bootstrap"))
     tables = [record["scores"], *(_table(scores) for scores in (uniform, random_init, low, high))]
     heads = []
     for layer, head in itertools.product(range(model.config.n_layer), range(model.config.n_head)):
@@ -122,7 +123,9 @@ def _uniform(seen: Observation) -> Observation:
     return replace(equal, lse_BHT=lse_BHT, out_BHTD=torch.full_like(seen.out_BHTD, math.nan))
 
 
-def _interval(model: GPT, probes: Probes, generator: torch.Generator) -> tuple[Scores, Scores]:
+def _interval(
+    model: GPT, probes: Probes, found: dict[str, Any], generator: torch.Generator
+) -> tuple[Scores, Scores]:
     """2.5 % and 97.5 % quantiles over resampled sequences, L x H each; NaN where they would say nothing.
 
     A sequence weighs as many tokens as it has, and nothing where it is too short for a score. The few first
@@ -135,7 +138,8 @@ def _interval(model: GPT, probes: Probes, generator: torch.Generator) -> tuple[S
     for key, probe in probes.items():
         single = [look(model, key, probe.only(n)).scores for n in range(N)]
         length_N11 = probe.present.sum(1)[:, None, None]
-        for name, score_LH in look(model, key, probe).scores.items():
+        for name in single[0]:
+            score_LH = torch.from_numpy(np.array(found[name], dtype=float))  # None becomes NaN
             score_NLH = torch.stack([scores[name] for scores in single])
             weight_NLH = ~score_NLH.isnan() * (1 if name in SHARES else length_N11)
             sum_NLH = weight_NLH * score_NLH

@@ -100,10 +100,10 @@ def _complete(folder: Path, fill: Callable[[Path], None]) -> Path:
                 raise
             temporary.rename(folder)
     except OSError as error:
-        kept = (
-            "; what is done so far is kept, the next start goes on from there" if temporary.exists() else ""
-        )
-        raise UserError(f"cannot write to data.cache_dir {folder.parent}: {error.strerror}{kept}") from None
+        told = f"cannot write to data.cache_dir {folder.parent}: {error.strerror}"
+        if temporary.exists():
+            told += "; what is done so far is kept, the next start goes on from there"
+        raise UserError(told) from None
     return folder
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from configs.files import replace_text, to_disk
+from configs.files import replace_text, sha256_of, to_disk
 from data.store import PARTS, damaged
 from data.tokenizers import Tokenizer
 
@@ -94,7 +94,7 @@ class Writer:
             if tokenizer.bos is not None:
                 occur[tokenizer.bos] = False
             self._append(f"{name}-symbols.bin", np.flatnonzero(occur))
-            checksums += [*part["sha256"], sha256((self.folder / f"{name}-documents.bin").read_bytes())]
+            checksums += [*part["sha256"], sha256_of(self.folder / f"{name}-documents.bin")]
         for path in self._touched:
             to_disk(path)
         about = {"version": VERSION, "dtype": self.dtype.name, "vocab_size": tokenizer.vocab_size}

@@ -50,9 +50,7 @@ def announce(
 def foresee(config: Config) -> list[str]:
     """Size, FLOPs and memory of a run, from tensors without numbers; reads what the vocabulary hangs on."""
     vocab_size, step_tokens = _vocab_size(config), config.global_batch * config.model.context_length
-    logging.getLogger(
-        FakeTensorMode.__module__
-    ).disabled = True  # it would tell of an error before it is told
+    logging.getLogger(FakeTensorMode.__module__).disabled = True  # it would tell of an error before we do
     try:
         model, parts = measure_memory(config, vocab_size)
     except RuntimeError as error:
