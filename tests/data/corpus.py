@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.schema import Data
-from data.tokenizers import load_tokenizer
+from data import preparation
+from data.tokenizers import Tokenizer, load_tokenizer
 
 ODD = [
     "<|endoftext|>",
@@ -84,3 +85,8 @@ def read(folder: Path) -> dict[str, list[str]]:
             assert np.count_nonzero(ids == meta["bos"]) == len(begins)
         parts[part] = [tokenizer.decode(document) for document in documents]
     return parts
+
+
+def prepared(config: Data, tokenizer: Tokenizer | None = None) -> Path:
+    """The folder, for windows as short as can be."""
+    return preparation.prepared(config, 1, tokenizer)
