@@ -7,12 +7,13 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from analysis.probes import Probes, Scores, headlines, look, measure, plain, score
+from analysis.probes import Pass, Probes, Scores, headlines, look, plain, record_of
 from analysis.rows import rows_of
 from configs.seeds import seed_for
 from model.attention import Observation
@@ -66,11 +67,15 @@ def describe_heads(
     head in an untrained model of the same shape (`random_init`). `ci`: 95 % bootstrap interval over the
     probe's sequences.
     """
-    record = measure(model, probes, bos_trained)
-    untrained = GPT(model.config, len(model.token_embedding.weight), _generator(seed, "untrained"))
-    untrained.to(model.device).compute_in(model.head.compute_dtype)
-    uniform, random_init = score(model, probes, _uniform), score(untrained, probes)
-    low, high = _interval(model, probes, record["scores"], _generator(seed, "bootstrap"))
+    passes = {
+        name: look(model, name, probe, _uniform, *(partial(_only, n=n) for n in range(len(probe.tokens_BT))))
+        for name, probe in probes.items()
+    }
+    record = record_of(passes, probes, bos_trained)
+    uniform = headlines(*(one.substituted[0] for one in passes.values()))
+    fresh = untrained(model, seed)
+    random_init = headlines(*(look(fresh, name, probe).scores for name, probe in probes.items()))
+    low, high = _interval(passes, probes, record["scores"], _generator(seed, "bootstrap"))
     tables = [record["scores"], *(_table(scores) for scores in (uniform, random_init, low, high))]
     heads = []
     for layer, head in itertools.product(range(model.config.n_layer), range(model.config.n_head)):
@@ -87,6 +92,12 @@ def describe_heads(
     shape = model.config.model_dump(include={"n_layer", "n_head", "n_kv_head", "d_model", "d_head"})
     about = about | shape | {"parameters": model.num_parameters()}
     return {"model": about, "probe": probe, "heads": heads, "summary": _summary(heads) | record["model"]}
+
+
+def untrained(model: GPT, seed: int) -> GPT:
+    """A model of the same shape with the weights that training would begin with."""
+    fresh = GPT(model.config, len(model.token_embedding.weight), _generator(seed, "untrained"))
+    return fresh.to(model.device).compute_in(model.head.compute_dtype)
 
 
 def labels_of(scores: dict[str, float | None], bos: bool) -> list[str]:
@@ -123,8 +134,17 @@ def _uniform(seen: Observation) -> Observation:
     return replace(equal, lse_BHT=lse_BHT, out_BHTD=torch.full_like(seen.out_BHTD, math.nan))
 
 
+def _only(seen: Observation, n: int) -> Observation:
+    """The n-th sequence alone."""
+    parts: dict[str, Any] = {}
+    for name in ("q_BHTD", "k_BGSD", "out_BHTD", "lse_BHT", "segment"):
+        whole = getattr(seen, name)
+        parts[name] = None if whole is None else whole[n : n + 1]
+    return replace(seen, **parts)
+
+
 def _interval(
-    model: GPT, probes: Probes, found: dict[str, Any], generator: torch.Generator
+    passes: dict[str, Pass], probes: Probes, found: dict[str, Any], generator: torch.Generator
 ) -> tuple[Scores, Scores]:
     """2.5 % and 97.5 % quantiles over resampled sequences, L x H each; NaN where they would say nothing.
 
@@ -136,7 +156,7 @@ def _interval(
     drawn_RN = torch.randint(N, (RESAMPLES, N), generator=generator)
     resampled: Scores = {}
     for key, probe in probes.items():
-        single = [look(model, key, probe.only(n)).scores for n in range(N)]
+        single = passes[key].substituted[1:]
         length_N11 = probe.present.sum(1)[:, None, None]
         for name in single[0]:
             score_LH = torch.from_numpy(np.array(found[name], dtype=float))  # None becomes NaN

@@ -5,7 +5,7 @@ A probe is a forward pass of its own, in evaluation mode, on tokens drawn once f
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,15 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.capture import observe
-from analysis.rows import rows_of
+from analysis.rows import Rows, rows_of
 from analysis.statistics import REGISTRY
 from configs import UserError
 from configs.seeds import seed_for
 from data.mixture import Mixture
 from model.attention import Observation
+from model.backends import naive
 from model.transformer import GPT
 
 LONGEST_BLOCK = 50
+LOGITS = 2**24  # numbers held at once: of a large vocabulary those of few sequences
 Scores = dict[str, Tensor]  # L x H each
 Substitute = Callable[[Observation], Observation]
 
@@ -43,11 +45,6 @@ class Probe:
         everywhere = torch.ones_like(self.tokens_BT, dtype=torch.bool)
         return everywhere if self.segment_BT is None else self.segment_BT >= 0
 
-    def only(self, n: int) -> "Probe":
-        """The n-th sequence: 1 x T."""
-        segment_1T = None if self.segment_BT is None else self.segment_BT[n : n + 1]
-        return replace(self, tokens_BT=self.tokens_BT[n : n + 1], segment_BT=segment_1T)
-
 
 Probes = dict[str, Probe]  # text, text_without_bos (where `text` has one), repeat_short, repeat_long
 
@@ -56,6 +53,7 @@ class Pass(NamedTuple):
     """What one probe says: on the CPU, wherever the model is."""
 
     scores: Scores
+    substituted: list[Scores]
     losses_BT: Tensor  # B x (T - 1): at place t that of predicting token t + 1
     skipped: int  # rows that saw nothing, over layers and heads
 
@@ -84,22 +82,27 @@ def make_probes(source: Mixture, context_length: int, sequences: int, seed: int)
     return probes
 
 
-def look(model: GPT, name: str, probe: Probe, substitute: Substitute = lambda seen: seen) -> Pass:
-    """The statistics of the probe called `name`; `substitute` replaces what they see of a layer."""
+def look(model: GPT, name: str, probe: Probe, *substitutes: Substitute) -> Pass:
+    """The statistics of the probe called `name`, in one forward pass.
+
+    They are taken again for each of the `substitutes`, which replaces what they see of a layer.
+    """
     wanted = {
         statistic + end: function
         for end in ("", "_short", "_long")
         for statistic, (kind, function) in REGISTRY.items()
         if kind + end == name
     }
-    scores: dict[str, list[Tensor]] = {statistic: [] for statistic in wanted}
+    scores: list[dict[str, list[Tensor]]] = [{s: [] for s in wanted} for _ in (None, *substitutes)]
     skipped = 0
 
     def collect(seen: Observation) -> None:
         nonlocal skipped
-        seen = substitute(seen)
-        rows, H = rows_of(seen, probe.block_length), seen.q_BHTD.size(1)
-        skipped += int((~rows.sees_BHT).sum())
+        skipped += int((seen.lse_BHT == -naive.INF).sum())
+        for found, substitute in zip(scores, (lambda seen: seen, *substitutes), strict=True):
+            take(found, rows_of(substitute(seen), probe.block_length), seen.q_BHTD.size(1))
+
+    def take(found: dict[str, list[Tensor]], rows: Rows, H: int) -> None:
         for statistic, function in wanted.items():
             value_H = function(rows)
             if value_H.shape != (H,):
@@ -107,18 +110,23 @@ def look(model: GPT, name: str, probe: Probe, substitute: Substitute = lambda se
                 raise ValueError(
                     f"statistic {statistic!r} must return {H} numbers, one per head; got shape {got}"
                 )
-            scores[statistic].append(value_H.cpu().double())  # not every device has float64
+            found[statistic].append(value_H.cpu().double())  # not every device has float64
 
     tokens_BT, segment_BT = probe.tokens_BT.to(model.device), probe.segment_BT
     with model.reading(), observe(model, collect):
-        logits_BTV = model(tokens_BT, segment_BT=None if segment_BT is None else segment_BT.to(model.device))
-    losses_BT = F.cross_entropy(logits_BTV[:, :-1].mT, tokens_BT[:, 1:], reduction="none")
-    return Pass({name: torch.stack(score_H) for name, score_H in scores.items()}, losses_BT.cpu(), skipped)
+        x_BTC = model.hidden(
+            tokens_BT, segment_BT=None if segment_BT is None else segment_BT.to(model.device)
+        )
+        losses_BT = token_losses(model, x_BTC, tokens_BT)
+    own, *others = [{name: torch.stack(score_H) for name, score_H in one.items()} for one in scores]
+    return Pass(own, others, losses_BT.cpu(), skipped)
 
 
-def score(model: GPT, probes: Probes, substitute: Substitute = lambda seen: seen) -> Scores:
-    """All statistics of all heads, L x H each."""
-    return headlines(*(look(model, name, probe, substitute).scores for name, probe in probes.items()))
+def token_losses(model: GPT, x_BTC: Tensor, tokens_BT: Tensor) -> Tensor:
+    """Loss of each next token, B x (T - 1), from the last residual stream; few sequences at a time."""
+    together = max(1, LOGITS // (tokens_BT.size(1) * len(model.token_embedding.weight)))
+    parts = zip(x_BTC[:, :-1].split(together), tokens_BT[:, 1:].split(together), strict=True)
+    return torch.cat([F.cross_entropy(model.logits(x).mT, t, reduction="none") for x, t in parts])
 
 
 def headlines(*parts: Scores) -> Scores:
@@ -136,7 +144,11 @@ def measure(model: GPT, probes: Probes, bos_trained: bool) -> dict[str, Any]:
 
     A number that is not finite becomes None and is counted, so that the record stays valid JSON.
     """
-    passes = {name: look(model, name, probe) for name, probe in probes.items()}
+    return record_of({name: look(model, name, probe) for name, probe in probes.items()}, probes, bos_trained)
+
+
+def record_of(passes: dict[str, Pass], probes: Probes, bos_trained: bool) -> dict[str, Any]:
+    """What `measure` gives, of passes that are there already."""
     scores = headlines(*(one.scores for one in passes.values()))
     text, repeat = passes["text"], passes["repeat_long"]
     block_lengths = [probe.block_length for probe in probes.values() if probe.block_length is not None]

@@ -15,7 +15,7 @@ from pydantic import Field as Key
 Source = Literal["shakespeare", "text", "hf", "repeats", "backcopy"]
 WHOLE: set[Source] = {"shakespeare", "text"}  # texts that are read whole
 TEXTS: set[Source] = {*WHOLE, "hf"}
-Tokens = Literal["char", "byte", "bpe", "gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base"]
+Tokens = Literal["char", "byte", "bpe", "hf", "gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base"]
 HUB: dict[str, dict[str, str]] = {  # short names of `data.name`
     "tinystories": {"name": "roneneldan/TinyStories"},
     "wikitext-103": {
@@ -111,7 +111,9 @@ class Data(Section):
     )
     mask_documents: bool | None = Key(None, description="hf: attention stays in a document (null: false)")
     tokenizer: Tokens = Key(
-        "char", description="a token per character, per byte, trained on the corpus, or one of tiktoken's"
+        "char",
+        description="a token per character, per byte, trained on the corpus, that of the published model in "
+        "model.init_from (hf), or one of tiktoken's",
     )
     vocab_size: int | None = Key(
         None, ge=257, le=2**20, description="bpe: tokens in all, BOS included (null: 4096)"
@@ -174,11 +176,14 @@ class Model(Section):
     d_model: int = Size(128, description="width of the residual stream")
     d_head: int | None = Size(None, description="width of a head (null: d_model / n_head)")
     d_mlp: int | None = Size(None, description="hidden width (null: 4 d_model; swiglu: 8/3 d_model)")
-    mlp: Literal["gelu", "relu2", "swiglu", "none"] = Key(
-        "gelu", description="activation; none: attention only"
+    mlp: Literal["gelu", "gelu_tanh", "relu2", "swiglu", "none"] = Key(
+        "gelu", description="activation; gelu_tanh: as GPT-2 has it; none: attention only"
     )
     norm: Literal["layernorm", "rmsnorm"] = Key("layernorm", description="norm in front of each part")
     norm_gain: bool = Key(True, description="learned gains in the norms")
+    norm_eps: float | None = Key(
+        None, ge=1e-12, le=1e-2, description="added to the variance (null: 1e-5; rmsnorm: float32's, 1.2e-7)"
+    )
     position: Literal["rotary", "learned"] = Key("rotary", description="how positions enter")
     rope_theta: float | None = Key(None, gt=1, description="base of the rotary wavelengths (null: 10000)")
     context_length: int = Key(64, ge=MIN_CONTEXT, le=2**20, description="tokens in a window")
@@ -209,7 +214,11 @@ class Model(Section):
     init: Literal["gpt2", "zero_residual"] = Key(
         "gpt2", description="of N(0, 0.02), or blocks that start as identity"
     )
-    init_from: str | None = Key(None, min_length=1, description="run folder whose weights are taken over")
+    init_from: str | None = Key(
+        None,
+        min_length=1,
+        description="whose weights are taken over: a run folder, a Hugging Face folder or a GGUF file",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "Model":
@@ -217,6 +226,7 @@ class Model(Section):
             raise ValueError(f"d_model {self.d_model} is no multiple of n_head {self.n_head}; set d_head")
         self._fill("d_head", self.d_model // self.n_head)
         self._fill("n_kv_head", self.n_head)
+        self._fill("norm_eps", 2.0**-23 if self.norm == "rmsnorm" else 1e-5)
         if self.n_head % (self.n_kv_head or 1):
             raise ValueError(f"n_head {self.n_head} is no multiple of n_kv_head {self.n_kv_head}")
         if self.position == "rotary" and (self.d_head or 0) % 2:
@@ -325,6 +335,8 @@ class Config(Section):
     @model_validator(mode="after")
     def _check(self) -> "Config":
         self.log._fill("image_every", -(-self.train.steps // 10))
+        if self.data.tokenizer == "hf" and self.model.init_from is None:
+            raise ValueError("data.tokenizer hf is that of model.init_from, which is not set")
         return self
 
     @property

@@ -104,6 +104,21 @@ class CausalSelfAttention(nn.Module):
             observer(Observation(*seen, W_o=self.W_o.weight, **options))
         return self.W_o(self.heads(out_BHTD.transpose(1, 2).flatten(2)))
 
+    def matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`W_q`, `W_k`, `W_v` (H x D x C) and `W_o` (H x C x D) of each query head, as they act.
+
+        Without biases. Key and value heads stand again for each query head of their group; a matrix that is
+        not there is the identity's rows, or the one that stands in for it.
+        """
+        H_D, D = self.W_o.weight.size(1), self.d_head
+        identity = torch.eye(H_D, device=self.W_o.weight.device)
+        q = identity if self.W_q is None else self.W_q.weight
+        k = q if self.W_k is None else self.W_k.weight
+        v = k if self.values_are_keys else identity if self.W_v is None else self.W_v.weight
+        heads = [W.detach().unflatten(0, (-1, D)) for W in (q, k, v)]
+        W_q, W_k, W_v = (W.repeat_interleave(H_D // D // len(W), dim=0) for W in heads)
+        return W_q, W_k, W_v, self.W_o.weight.detach().unflatten(1, (-1, D)).transpose(0, 1)
+
     def _heads(self, W: Linear | None, x_BTC: Tensor) -> Tensor:
         projected = x_BTC if W is None else W(x_BTC)
         return projected.unflatten(-1, (-1, self.d_head)).transpose(1, 2).float()

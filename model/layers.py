@@ -26,5 +26,8 @@ class Linear(nn.Linear):
 def make_norm(config: ModelConfig) -> nn.Module:
     """A norm over the width C."""
     if config.norm == "rmsnorm":
-        return nn.RMSNorm(config.d_model, elementwise_affine=config.norm_gain)
-    return nn.LayerNorm(config.d_model, elementwise_affine=config.norm_gain, bias=config.bias)
+        return nn.RMSNorm(config.d_model, config.norm_eps, elementwise_affine=config.norm_gain)
+    assert config.norm_eps
+    return nn.LayerNorm(
+        config.d_model, config.norm_eps, elementwise_affine=config.norm_gain, bias=config.bias
+    )

@@ -15,7 +15,7 @@ from model.layers import Linear, make_norm
 
 
 class MLP(nn.Module):
-    """`W_out act(W_in x)`; relu2 is the squared ReLU of So et al. 2021 (2109.08668).
+    """`W_out act(W_in x)`; relu2 is the squared ReLU of So et al. 2021 (2109.08668), gelu_tanh that of GPT-2.
 
     swiglu: `W_out (silu(W_gate x) * W_in x)`, three matrices (Shazeer 2020, 2002.05202).
     """
@@ -28,13 +28,14 @@ class MLP(nn.Module):
         gated = config.mlp == "swiglu"
         self.W_gate = Linear(config.d_model, config.d_mlp, config.bias) if gated else None
         self.squared_relu = config.mlp == "relu2"
+        self.gelu = nn.GELU("tanh" if config.mlp == "gelu_tanh" else "none")
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """`B x T x C` to `B x T x C`."""
         hidden = self.W_in(x_BTC)
         if self.W_gate is not None:
             return self.W_out(F.silu(self.W_gate(x_BTC)) * hidden)
-        return self.W_out(F.relu(hidden).square() if self.squared_relu else F.gelu(hidden))
+        return self.W_out(F.relu(hidden).square() if self.squared_relu else self.gelu(hidden))
 
 
 class Block(nn.Module):
@@ -81,6 +82,15 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Next-token logits `B x T x V`, float32; the tokens go on from those in `cache` and join them.
 
+        `segment_BT` as for `hidden`.
+        """
+        return self.logits(self.hidden(tokens_BT, cache, segment_BT))
+
+    def hidden(
+        self, tokens_BT: Tensor, cache: KVCache | None = None, segment_BT: Tensor | None = None
+    ) -> Tensor:
+        """The residual stream after the last block, `B x T x C`.
+
         `segment_BT`, for whole texts without a cache: the document of each token, -1 for padding. Attention
         stays inside a document; learned positions count from the start of the row all the same.
         """
@@ -94,6 +104,10 @@ class GPT(nn.Module):
         layers = cache.layers if cache else [None] * len(self.blocks)
         for block, layer in zip(self.blocks, layers, strict=True):
             x_BTC = block(x_BTC, layer, segment_BT)
+        return x_BTC
+
+    def logits(self, x_BTC: Tensor) -> Tensor:
+        """Of any places of the last residual stream: those of many places at once are large."""
         logits_BTV, cap = self.head(self.final_norm(x_BTC)).float(), self.config.logit_softcap
         return cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
 

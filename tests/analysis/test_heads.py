@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from analysis.heads import describe_heads, in_words, labels_of
-from analysis.probes import Probes, make_probes, score
+from analysis.probes import Probes, make_probes
 from configs.schema import Config
 from data.loading import load_source
 from model.backends import BACKENDS
 from model.transformer import GPT
+from tests.analysis.probing import only, score
 from tests.analysis.test_circuit import CONFIG, T, induction_circuit
 
 
@@ -162,7 +163,7 @@ def test_an_interval_is_as_wide_as_the_spread_over_sequences_says() -> None:
     for attention in model.attentions():
         attention.W_q.weight.data *= 4  # scores that differ between sequences
     heads = described(model, probes)["heads"]
-    singles = [score(model, {key: probe.only(n) for key, probe in probes.items()}) for n in range(64)]
+    singles = [score(model, {key: only(probe, n) for key, probe in probes.items()}) for n in range(64)]
     for name in ("entropy", "sink", "previous", "current", "induction_long", "duplicate_short"):
         each_NLH = torch.stack([single[name] for single in singles])
         for head in heads:

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from analysis.heads import describe_heads
-from analysis.probes import Probe, Probes, look, make_probes, measure, score
+from analysis.probes import Probe, Probes, look, make_probes, measure
 from configs.schema import Config
 from data.loading import load_source
 from data.mixture import Mixture
 from model.backends import BACKENDS
 from model.transformer import GPT
+from tests.analysis.probing import only, score
 from tests.data.stored import config, write
 from tests.model.models import build_random
 
@@ -165,7 +166,7 @@ def test_the_example_is_a_document_without_its_padding() -> None:
 
 def test_one_text_of_several_takes_its_padding_along() -> None:
     for name, probe in padded().items():
-        one = probe.only(2)
+        one = only(probe, 2)
         assert torch.equal(one.tokens_BT, probe.tokens_BT[2:3])
         assert one.block_length == probe.block_length
         assert one.present.sum() == (5 - CUT[name] if name in CUT else one.tokens_BT.numel())

@@ -198,6 +198,7 @@ OTHER = {
     "model.mlp": "relu2",
     "model.norm": "rmsnorm",
     "model.norm_gain": "false",
+    "model.norm_eps": "0.001",
     "model.position": "learned --model.rope_theta null",
     "model.rope_theta": "500",
     "model.context_length": "32",
