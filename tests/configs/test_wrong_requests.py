@@ -59,7 +59,7 @@ def test_an_unknown_key_is_answered_with_the_nearest_one(wrong, nearest):
         ("--model.dropout 1", ["model.dropout", "1"]),
         ("--optimizer.lr nan", ["optimizer.lr", "nan"]),
         ("--optimizer.lr inf", ["optimizer.lr", "inf"]),
-        ("--model.mlp glu", ["model.mlp", "'gelu', 'relu2', 'swiglu' or 'none'", "glu"]),
+        ("--model.mlp glu", ["model.mlp", "'gelu', 'gelu_tanh', 'relu2', 'swiglu' or 'none'", "glu"]),
         ("--model.scale 0.5", ["model.scale", "'sqrt', 'none' or 'linear'", "0.5"]),
         ("--model.window 0", ["model.window", "0"]),
         ("--model.window 64", ["window 64", "no narrower", "context_length 64"]),
