@@ -14,7 +14,7 @@ def add_timeline(
     """Add `summary.timeline` and, to each head, `crossed`: at which step the rule of a label first held.
 
     `checkpoints` gives step and model, steps ascending. The loss on the second repeat `fell` at the first
-    step where it is below the middle of its first value and its lowest; None where it never was higher.
+    step where it is below half of that on the first; None where it never is.
     """
     steps, records = list[int](), list[dict[str, Any]]()
     for step, model in checkpoints:
@@ -26,19 +26,16 @@ def add_timeline(
             scores = {name: rows[head["layer"]][head["head"]] for name, rows in record["scores"].items()}
             for label in labels_of(scores, bos=record["probe"]["bos"]):
                 head["crossed"].setdefault(label, step)
-    losses = {
-        name: [record["model"][name] for record in records] for name in ("repeat_loss_1", "repeat_loss_2")
-    }
+    first, second = ([r["model"][f"repeat_loss_{n}"] for r in records] for n in (1, 2))
     scores = {name: [record["scores"][name] for record in records] for name in records[-1]["scores"]}
-    timeline = {"steps": steps, **losses, "scores": scores, "fell": _fell(steps, losses["repeat_loss_2"])}
-    document["summary"]["timeline"] = timeline
-
-
-def _fell(steps: list[int], losses: list[float | None]) -> int | None:
-    known = [loss for loss in losses if loss is not None]
-    if not known or losses[0] is None:
-        return None
-    middle = (losses[0] + min(known)) / 2
-    return next(
-        (s for s, loss in zip(steps, losses, strict=True) if loss is not None and loss < middle), None
-    )
+    # A loss that is not finite is None: of that a half is not known.
+    fell = [
+        step for step, a, b in zip(steps, first, second, strict=True) if a and b is not None and b < a / 2
+    ]
+    document["summary"]["timeline"] = {
+        "steps": steps,
+        "repeat_loss_1": first,
+        "repeat_loss_2": second,
+        "scores": scores,
+        "fell": min(fell, default=None),
+    }

@@ -23,9 +23,7 @@ add("run", nargs="?", type=Path, metavar="RUN", help="run folder")
 add("--hf", type=Path, metavar="DIR_OR_GGUF", help="instead: a folder of Hugging Face's, or a GGUF file")
 about = "weights of this step (default: the newest), or all: also when each head appeared"
 add("--checkpoint", metavar="STEP", help=about)
-add(
-    "--treebank", type=Path, metavar="CONLLU", help="also find syntactic heads, on the sentences of this file"
-)
+add("--treebank", type=Path, metavar="CONLLU", help="a treebank: also find syntactic heads on its sentences")
 about = "remove each labelled head, every head, or none (default: labelled)"
 add("--ablate", choices=("labelled", "all", "none"), default="labelled", help=about)
 about = "show the attention on this text; may be given again (default: of the probes)"
@@ -33,12 +31,8 @@ add("--text", action="append", default=[], help=about)
 add("--corpus", type=Path, metavar="FILE", help="--hf: text of the probes (default: the embedded plays)")
 add("--context", type=int, metavar="T", help="--hf: tokens a sequence (default: 256, or what the model has)")
 add("--sequences", type=int, metavar="N", help="sequences of each probe (default: the run's, or 16)")
-add(
-    "--device",
-    choices=("auto", "cpu", "cuda", "mps"),
-    default="auto",
-    help="where to compute (default: auto)",
-)
+DEVICES = ("auto", "cpu", "cuda", "mps")
+add("--device", choices=DEVICES, default="auto", help="where to compute (default: auto)")
 about = "of the linear layers (default: the run's, or fp32)"
 add("--precision", choices=("fp32", "bf16", "fp16"), help=about)
 about = "also log the table and the picture there (default: disabled)"

@@ -52,10 +52,8 @@ def every_checkpoint(run: SavedRun) -> Iterator[tuple[int, GPT]]:
 
     What is wrong with the others is added to `run.faults`.
     """
-    folder = run.folder / "checkpoints"
-    for step in tqdm(
-        steps_in(folder), unit="checkpoint", delay=2, **looks("{n_fmt}/{total_fmt} checkpoints")
-    ):
+    folder, line = run.folder / "checkpoints", looks("{n_fmt}/{total_fmt} checkpoints")
+    for step in tqdm(steps_in(folder), unit="checkpoint", delay=2, **line):
         try:
             path, _ = find_intact(folder, step)
         except UserError as error:
