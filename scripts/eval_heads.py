@@ -60,6 +60,8 @@ def main(given: Namespace) -> None:
     sentences = read_treebank(given.treebank) if given.treebank else None
     run = load_published_run(given.hf, given.corpus, given.context) if given.hf else load_run(given.run, step)
     warn(run.faults)
+    for text in given.text:
+        run.tokenizer.encode(text)  # what it does not know is told before the work
     config, seed = run.config, run.config.run.seed
     precision = given.precision or config.train.precision
     model = run.model.to(device).compute_in(PRECISIONS[precision])
@@ -123,6 +125,9 @@ def _checked(given: Namespace) -> int | None:
             raise UserError(f"--{key} {getattr(given, key)}: must be 1 or more")
     if given.checkpoint not in (None, "all") and not given.checkpoint.isdecimal():
         raise UserError(f"--checkpoint {given.checkpoint}: must be a step, or all")
+    folder = given.out or _default_out(given)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder} is a file: give a folder")
     if given.run:
         load_config(given.run)
     return int(given.checkpoint) if given.checkpoint not in (None, "all") else None
