@@ -47,7 +47,7 @@ def _draw_labels(axes: Axes, view: View) -> None:
             width = 12 // len(head["labels"])
             start = head["head"] * 12 + n * width
             fine[head["layer"], start : start + width] = to_rgb(colour_of(label))
-    axes.imshow(fine, extent=(-0.5, H - 0.5, L - 0.5, -0.5))
+    axes.imshow(fine, extent=(-0.5, H - 0.5, L - 0.5, -0.5), interpolation="nearest")
     axes.hlines(np.arange(L + 1) - 0.5, -0.5, H - 0.5, "white", linewidth=1)
     axes.vlines(np.arange(H + 1) - 0.5, -0.5, L - 0.5, "white", linewidth=1)
     _name(axes, view["name"], "black")

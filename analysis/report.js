@@ -340,8 +340,11 @@ function drawGrid(box, r) {
     const kind = Object.keys(kinds).find((kind) => kinds[kind][0] === label), score = (name) => run.heads[name].scores[kind]?.[0] || 0;
     const item = make("li", legend), found = known.filter((name) => labelsOf(run, name).includes(label)).sort((a, b) => score(b) - score(a));
     chip(item, label, `${label} (${found.length})`);
-    found.slice(0, 5).forEach((name) => { headLink(item, r, name); item.append(" "); });
-    if (found.length > 5) item.append("…");
+    for (const name of found.slice(0, 5)) {
+      item.append(" ");
+      headLink(item, r, name);
+    }
+    if (found.length > 5) item.append(" …");
   }
   const untyped = known.filter((name) => !labelsOf(run, name).length).length;
   if (untyped) chip(make("li", legend), "", `untyped (${untyped} of ${known.length})`);
