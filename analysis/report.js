@@ -397,7 +397,7 @@ function drawEffects(parent, run, head) {
     }
   }
   if (copying) {
-    const box = block(parent, "Copying", ["", "Whether what it moves is made likelier (1) or less likely (-1) as the next token. "], ["dot", "this head"], ["diamond", "random initialisation"]);
+    const box = block(parent, "Copying", ["", "Whether it raises (1) or lowers (-1) the logit of the token that it looks at, by its weights alone. "], ["dot", "this head"], ["diamond", "random initialisation"]);
     gauge(box, "OV circuit", { value: copying.score, diamond: copying.random_init, range: [-1, 1], colour: "#2b3a67" });
   }
   if (syntax && Object.keys(syntax).length) {
@@ -558,19 +558,19 @@ function drawTables(box) {
     ["n", (row) => row.n, (row) => String(row.n)],
     ["best head", (row) => row.head?.join("."), heads(r, (row) => (row.head ? [row.head] : []))],
     ["accuracy", (row) => row.accuracy, (row, cell) => { make("b", cell, short(row.accuracy)); make("small", cell, interval(row.ci)); }],
-    ["best offset", (row) => row.offset_accuracy, (row) => `${short(row.offset_accuracy)} (${row.offset} back)`],
+    ["best offset", (row) => row.offset_accuracy, (row) => `${short(row.offset_accuracy)} (at ${row.offset})`],
     numeric("random initialisation", (row) => row.random_init),
     numeric("margin", (row) => row.margin),
   ], Object.entries(syntax?.relations || {}).map(([relation, row]) => ({ relation, ...row })));
-  drawTable(box, "All heads of a label removed", ablation && `Change in loss, nats per token, with 95 % interval; the control removes as many other heads at random. Untouched, the model loses ${number(ablation.baseline.natural)} on natural text and ${number(ablation.baseline.repeat)} on the second repeat.`, [
+  drawTable(box, "All heads of a label removed", ablation && `Change in loss, nats per token, with 95 % interval; the control removes as many heads at random. Untouched, the model loses ${number(ablation.baseline.natural)} on natural text and ${number(ablation.baseline.repeat)} on the second repeat.`, [
     ["label", (row) => row.label, (row, cell) => { if (row.draws) cell.textContent = "control"; else chip(cell, row.label); }],
-    ["heads", (row) => row.size ?? row.heads.length, (row, cell) => row.draws ? `${row.draws.length} times ${row.size} at random` : heads(r, () => row.heads)(row, cell)],
+    ["heads", (row) => row.size ?? row.heads.length, (row, cell) => row.draws ? `${row.draws.length} times ${row.size} ${row.pool} heads at random` : heads(r, () => row.heads)(row, cell)],
     ...EFFECTS.flatMap(([probe, words]) => MEANS.map((how) => withInterval(`${words}, ${how}`, (row) => row[how][probe]))),
   ], (ablation?.groups || []).flatMap((group) => [group, ...(group.control ? [{ ...group.control, label: group.label, size: group.heads.length }] : [])]));
-  drawTable(box, "Circuits", "How much of what the induction head's keys read was written by the previous-token head (K-composition), beside its other pairs and a randomly initialised model.", [
+  drawTable(box, "Circuits", "How much the keys of the induction head read what the previous-token head writes (K-composition), beside the mean of all other earlier heads and the same two heads of a randomly initialised model.", [
     ["previous-token", (row) => row.previous.join("."), heads(r, (row) => [row.previous])],
     ["induction", (row) => row.induction.join("."), heads(r, (row) => [row.induction])],
-    numeric("K-composition", (row) => row.k_composition), numeric("other pairs", (row) => row.others), numeric("random initialisation", (row) => row.random_init),
+    numeric("K-composition", (row) => row.k_composition), numeric("other heads", (row) => row.others), numeric("random initialisation", (row) => row.random_init),
   ], circuits || []);
 }
 

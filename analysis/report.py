@@ -27,11 +27,14 @@ def page(views: Sequence[View]) -> str:
     pages.filters["score"] = lambda value: "none" if value is None else f"{value:.2f}"
     drawn = [{key: part for key, part in shown.items() if key != "config"} for shown in views]
     found = [label for view in views for head in view["heads"].values() for label in head["labels"]]
+    rules = {label: rule.says for label, rule in LABELS.items()}
+    for view in views:
+        rules |= view["summary"]["rules"] or {}
     labels = {label: colour_of(label) for label in [*LABELS, "syntactic:", *found]}
     return pages.get_template("report.html.j2").render(
         views=views,
         data={"runs": drawn, "kinds": KINDS, "labels": labels, "colours": RUN_COLOURS},
-        rules=LABELS,
+        rules=rules,
         formed_at=FORMED,
         texts=TEXTS,
         differing=differing(views),

@@ -90,7 +90,7 @@ def view(
         "heads": {place: table[place] for place in kept},
         "more_heads": len(table) - len(kept),
         "best": leaders,
-        "summary": {part: summary.get(part) for part in ("ablation", "circuits", "syntax")},
+        "summary": {part: summary.get(part) for part in ("ablation", "circuits", "syntax", "rules")},
         "fell": timeline.get("fell"),
     }
     # Four significant digits of each number are what a reader can use.

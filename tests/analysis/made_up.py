@@ -96,7 +96,12 @@ def evaluated(document: dict[str, Any], steps: tuple[int, ...] = (0, 100, 200, 3
             "heads": places,
             "mean": effect(0.2),
             "zero": effect(0.3),
-            "control": {"draws": [[[0, 0]]] * 3, "mean": effect(0.001), "zero": effect(0.002)},
+            "control": {
+                "pool": "untyped",
+                "draws": [[[0, 0]]] * 3,
+                "mean": effect(0.001),
+                "zero": effect(0.002),
+            },
         }
         for label, places in labels.items()
     ]
@@ -104,13 +109,14 @@ def evaluated(document: dict[str, Any], steps: tuple[int, ...] = (0, 100, 200, 3
         "n": 240,
         "head": [0, 1],
         "ci": [0.6, 0.8],
-        "offset": 1,
+        "offset": -1,
         "offset_accuracy": 0.5,
         "random_init": 0.2,
     }
     shape = 1 + document["heads"][-1]["layer"], 1 + document["heads"][-1]["head"]
     scores = [attention(step, *shape)["scores"] for step in steps]
     document["summary"] = {
+        "rules": {"syntactic:<relation>": "as made up"},
         "ablation": {"baseline": {"natural": 1.75, "repeat": 0.125}, "groups": groups},
         "circuits": [
             {

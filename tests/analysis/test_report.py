@@ -161,6 +161,7 @@ def test_a_published_model_of_270_heads_has_room_for_all_of_them_on_three_short_
     assert "When the heads form" not in words(page)
     assert "best sink 0.33 head" in words(page)
     assert "none reached" not in words(page)
+    assert "syntactic:<relation> : as made up." in words(page)
 
 
 def test_the_loss_of_a_single_window_stands_without_its_error():
