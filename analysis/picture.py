@@ -21,6 +21,8 @@ def draw(path: Path, view: View) -> None:
     """Write a picture, 1600 pixels wide, of a model whose heads are known: SVG by its suffix, else PNG."""
     figure = Figure(figsize=(10, 5), dpi=160, layout="constrained")
     if view["published"]:
+        L, H = np.shape(view["maps"]["scores"][SHOWN[0]][-1])
+        figure.set_figheight(np.clip(1.5 + 2.6 * L / H, 2.6, 5))  # what grids of this shape fill
         labels, *maps = figure.subplots(1, 1 + len(SHOWN), width_ratios=[2, 1, 1, 1])
         _draw_labels(labels, view)
     else:

@@ -339,7 +339,7 @@ function drawGrid(box, r) {
   for (const label of order) {
     const kind = Object.keys(kinds).find((kind) => kinds[kind][0] === label), score = (name) => run.heads[name].scores[kind]?.[0] || 0;
     const item = make("li", legend), found = known.filter((name) => labelsOf(run, name).includes(label)).sort((a, b) => score(b) - score(a));
-    chip(item, label, `${label} (${found.length})`);
+    chip(item, label, run.typed ? `${label} (${found.length})` : `best ${label}`);
     for (const name of found.slice(0, 5)) {
       item.append(" ");
       headLink(item, r, name);
@@ -347,7 +347,7 @@ function drawGrid(box, r) {
     if (found.length > 5) item.append(" …");
   }
   const untyped = known.filter((name) => !labelsOf(run, name).length).length;
-  if (untyped) chip(make("li", legend), "", `untyped (${untyped} of ${known.length})`);
+  if (untyped && run.typed) chip(make("li", legend), "", `untyped (${untyped} of ${known.length})`);
 }
 
 // One number on its scale from `low` to `high`: a dot, its interval a line, what it is compared with as marks.
@@ -388,6 +388,7 @@ const EFFECTS = [["natural", "text"], ["repeat", "repeat"]], MEANS = ["mean", "z
 
 function drawEffects(parent, run, head) {
   const { ablation, copying, syntax } = run.heads[head];
+  if (!run.typed) return;
   const box = block(parent, "What its removal changes", ["", ablation ? "Loss with the head removed minus without, in nats per token, on natural text and on the second time of a repeat: replaced by its mean, or by zero. " : "Not measured: "], ["", ablation ? "" : "the removal of this head was not asked for."], ...(ablation ? [["dot", "change and 95 % interval"], ["bar", "no change"]] : []));
   for (const [probe, words] of ablation ? EFFECTS : []) {
     const bounds = Object.values(run.heads).flatMap((one) => MEANS.flatMap((how) => one.ablation?.[how]?.[probe].ci || [])), range = [Math.min(0, ...bounds), Math.max(0.01, ...bounds)];
@@ -435,9 +436,9 @@ const desks = [...document.querySelectorAll(".heads")].map((box) => {
     find(".labels").replaceChildren();
     for (const label of labelsOf(run, head)) {
       const since = run.heads[head].crossed?.[label];
-      chip(find(".labels"), label, named(label, run.heads[head]) + (since === undefined ? "" : ` since step ${since.toLocaleString("en")}`));
+      chip(find(".labels"), label, (run.typed ? named(label, run.heads[head]) : `best ${label}`) + (since === undefined ? "" : ` since step ${since.toLocaleString("en")}`));
     }
-    if (!labelsOf(run, head).length) chip(find(".labels"), "", "untyped");
+    if (run.typed && !labelsOf(run, head).length) chip(find(".labels"), "", "untyped");
     for (const [name, draw] of [[".scores", drawScores], [".effects", drawEffects]]) {
       find(name).replaceChildren();
       draw(find(name), run, head);
@@ -469,7 +470,7 @@ function tell(link) {
   const { run: r, head } = link.dataset, { scores } = runs[r].heads[head], box = link.getBoundingClientRect();
   tip.replaceChildren();
   make("b", tip, `head ${head} `);
-  tip.append(labelsOf(runs[r], head).join(", ") || "untyped");
+  if (runs[r].typed) tip.append(labelsOf(runs[r], head).join(", ") || "untyped");
   const table = make("table", tip);
   for (const kind of Object.keys(kinds).filter((kind) => scores[kind])) {
     const [value, low, high, uniform, random] = scores[kind], row = make("tr", table);

@@ -64,6 +64,9 @@ def test_before_there_are_labels_the_best_of_each_kind_have_its_colour(show):
     page = show(run())
     assert background(page, "0.0") == "none"
     assert rgb(KINDS["sink"][1]) in background(page, "1.1")
+    assert page.locator(".legend .label").first.inner_text() == "best sink"
+    assert "untyped" not in page.locator(".heads").inner_text()
+    assert "Not measured" not in page.locator(".heads").inner_text()
 
 
 def test_pointing_at_a_head_tells_its_scores_intervals_and_nulls(show):
