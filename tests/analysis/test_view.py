@@ -247,21 +247,31 @@ def test_the_weights_under_a_name_are_those_of_that_layer_and_head():
 
 
 def test_a_timeline_takes_the_place_of_the_records():
-    page = shown(heads=evaluated(heads(labels={(1, 0): ["induction"]}), steps=(0, 50, 150)))
+    document = evaluated(heads(labels={(1, 0): ["induction"]}), steps=(0, 50, 150))
+    document["summary"]["timeline"]["scores"]["induction"][1] = [[0.1, 0.2], [0.3, 0.4]]
+    page = shown(heads=document)
     assert page["maps"]["step"] == page["probe"]["step"] == [0, 50, 150]
     assert page["maps"]["scores"]["sink"][1][1][0] == pytest.approx(score("sink", 50, 1, 0), rel=5e-4)
     assert page["probe"]["repeat_loss_2"] == [4.0, 3.5, 2.5]
-    (crossing,) = page["crossed"]
-    assert (crossing["head"], crossing["step"], page["fell"]) == ("1.0", 50, 50)
-    assert crossing["score"] == pytest.approx(score("induction", 50, 1, 0), rel=5e-4)
+    assert page["crossed"] == [{"kind": "induction", "head": "1.0", "step": 50, "score": 0.3}]
+    assert page["fell"] == 50
+
+
+def test_a_head_that_looks_two_back_crossed_at_that_score():
+    document = evaluated(heads(labels={(1, 0): ["previous-token"]}))
+    scores = document["summary"]["timeline"]["scores"]
+    scores["previous2"] = [[[0.0, 0.0], [0.6, None]] for _ in scores["previous"]]
+    assert shown(heads=document)["crossed"][0]["score"] == 0.6
 
 
 def test_a_published_model_needs_no_records():
-    document = published(evaluated(heads(labels={(1, 0): ["induction"]})))
-    page = reading(recorded=[], heads=document)
+    document = published(evaluated(heads(2, 3, labels={(1, 0): ["induction"]})))
+    for n, head in enumerate(document["heads"]):
+        head["scores"]["sink"] = n / 10
+    page = reading(2, 3, recorded=[], heads=document)
     assert (page["published"], page["step"], page["heads_step"]) == ("made-up-135m", 0, None)
     assert page["maps"]["step"] == [None]
-    assert page["maps"]["scores"]["sink"] == [[[0.33, 0.33], [0.33, 0.33]]]
+    assert page["maps"]["scores"]["sink"] == [[[0.0, 0.1, 0.2], [0.3, 0.4, 0.5]]]
     assert page["probe"]["repeat_loss_2"] == [0.125]
     assert page["attention"][0]["title"] == "distinct tokens at random, two times"
     assert page["attention"][1]["title"] == "text of the probe, two times"

@@ -3,10 +3,12 @@
 import pytest
 from playwright.sync_api import expect
 
+from analysis.patterns import attention as attention_of
 from analysis.view import KINDS, SYNTACTIC, view
 from data.tokenizers import CharTokenizer
 from model.transformer import GPT
 from tests.analysis.made_up import config, evaluated, heads, published, records, score
+from tests.model.models import build_random
 
 TOKENIZER = CharTokenizer("abcdefghij ", bos=True)
 LABELS = {(0, 1): ["sink", "induction"], (1, 0): ["induction"], (1, 1): ["syntactic:obj"]}
@@ -193,6 +195,8 @@ def test_tables_sort_by_any_column_by_mouse_and_by_keyboard(show):
     document = evaluated(heads(labels=LABELS))
     for head, value in zip(document["heads"], (0.3, 0.09, 0.1, 0.2), strict=True):
         head["scores"]["sink"] = value
+        if head["ablation"]:
+            head["ablation"]["mean"]["natural"]["change"] = value - 0.15
     page = show(run(document))
     sink = page.locator(".tables th", has_text="sink").first
     assert sink.get_attribute("aria-sort") is None
@@ -208,9 +212,10 @@ def test_tables_sort_by_any_column_by_mouse_and_by_keyboard(show):
     assert column(page, 1) == ["0.0", "0.1", "1.0", "1.1"]
     assert (head.get_attribute("aria-sort"), sink.get_attribute("aria-sort")) == ("ascending", None)
     removal = page.locator(".tables th", has_text="removal, text").locator("button")
-    for _ in range(2):  # what is not measured comes last, either way
+    for order in (["1.1", "1.0", "0.1"], ["0.1", "1.0", "1.1"]):
         removal.click()
-        assert (column(page, 1)[-1], column(page, 8)[-1]) == ("0.0", "not measured")
+        assert column(page, 1) == [*order, "0.0"]  # which was not measured, and comes last either way
+    assert column(page, 8)[-1] == "not measured"
 
 
 def test_syntax_groups_and_circuits_have_their_tables(show):
@@ -249,6 +254,20 @@ def test_a_published_model_has_heads_and_no_steps(show):
     assert page.locator("[data-name='sink']").evaluate("node => node.data[0].z") == [[0.33] * 2] * 2
     assert "step" not in page.locator(".heads h2").inner_text()
     expect_chosen(page, "1.0")
+
+
+def test_the_matrix_shows_the_weights_of_the_head_that_was_chosen(show):
+    model = build_random(vocab_size=TOKENIZER.vocab_size, n_layer=3)
+    c = config(model={"n_layer": 3, "n_head": 4, "d_model": 24})
+    page = show(view("run", c, records(3, 4), heads(3, 4), model, TOKENIZER, ["abcadcba"]))
+    A_LHTT = attention_of(model, [TOKENIZER.bos, *TOKENIZER.encode("abcadcba").tolist()])
+    for layer, head in ((0, 0), (2, 1), (1, 3)):
+        cell(page, f"{layer}.{head}").click()
+        expect_chosen(page, f"{layer}.{head}")
+        rows = page.locator(".matrix").evaluate("node => node.data[0].z")
+        for t, row in enumerate(rows):
+            assert row[: t + 1] == pytest.approx(A_LHTT[layer, head, t, : t + 1].tolist(), abs=0.004)
+            assert row[t + 1 :] == [None] * (8 - t)
 
 
 def test_a_text_that_was_cut_says_so(show):
