@@ -123,11 +123,10 @@ def refuse_other(
     if model.n_layer > len(have):
         raise UserError(f"it should have {model.n_layer:,} layers, and has {len(have)} tensors")
     lacking = [part for key, part in BIASES.items() if not config.get(key)]
-    want = {
-        name: shape
-        for name, shape in _shapes(model, vocab_size).items()
-        if not (name.endswith(".bias") and any(part in name for part in lacking))
-    }
+    ours, want = _imagined(model, vocab_size), dict[str, list[int]]()
+    for name, parts in _places(family_of(model), ours).items():
+        if not (name.endswith(".bias") and any(part in name for part in lacking)):
+            want[name] = [*_turned(name, torch.cat([ours[part] for part in parts])).shape]
     wrong = [f"{name} is missing" for name in want if name not in have]
     wrong += [
         f"{name} is {have[name]}, not {shape}"
@@ -191,9 +190,7 @@ def to_published(model: GPT) -> tuple[dict[str, Any], dict[str, Tensor]]:
     else:  # rope_theta by itself was for transformers before 5
         config |= {"rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta}}
         config |= {"model_type": "llama", "attention_dropout": 0.0} | dict.fromkeys(BIASES, c.bias)
-    with torch.device("meta"):
-        wanted = dict(GPT(read_config(config)[0], vocab_size).named_parameters())
-    tensors = {}
+    wanted, tensors = _imagined(read_config(config)[0], vocab_size), {}
     for name, ours in _places(family, wanted).items():
         whole = torch.cat([_acting(model, one, wanted[one].shape) for one in ours])
         tensors[full(family, name)] = _turned(name, whole).contiguous()
@@ -228,15 +225,10 @@ def _places(family: Family, names: Iterable[str]) -> dict[str, list[str]]:
     return places
 
 
-def _shapes(model: ModelConfig, vocab_size: int) -> dict[str, list[int]]:
-    """Of their tensors."""
+def _imagined(model: ModelConfig, vocab_size: int) -> dict[str, Tensor]:
+    """Its parameters without memory; also without rotary tables, which on meta import half of torch."""
     with torch.device("meta"):
-        ours = dict(GPT(model, vocab_size).named_parameters())
-    places = _places(family_of(model), ours)
-    return {
-        name: [*_turned(name, torch.cat([ours[one] for one in parts])).shape]
-        for name, parts in places.items()
-    }
+        return dict(GPT(model.model_copy(update={"rope_theta": None}), vocab_size).named_parameters())
 
 
 def _acting(model: GPT, name: str, shape: torch.Size) -> Tensor:

@@ -1,4 +1,4 @@
-"""Published models from a folder as Hugging Face has it or from a GGUF file, a tensor at a time, no pickle."""
+"""Published models from a folder of Hugging Face's or a GGUF file: a tensor at a time, never unpickled."""
 
 import json
 import re
@@ -123,7 +123,7 @@ def _folder(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
 
 
 def _files(path: Path) -> list[str]:
-    """Names of the safetensors in a folder: one file, or those in its index, which may name no other place."""
+    """Names of the safetensors in a folder: one, or those of its index, which may name no other place."""
     if (path / "model.safetensors").exists():
         return ["model.safetensors"]
     if not (path / "model.safetensors.index.json").exists():
@@ -198,11 +198,15 @@ def _gguf_config(reader: "GGUFReader") -> dict[str, Any]:
 def _dequantized(tensor: "ReaderTensor", pairs: int | None, transposed: bool) -> Tensor:
     from gguf.quants import dequantize
 
+    values = torch.empty(*map(int, reversed(tensor.shape)))
     try:
-        weights = dequantize(tensor.data, tensor.tensor_type)
+        for first in range(
+            0, len(values), 1024
+        ):  # what `dequantize` holds besides is several times its result
+            rows = dequantize(tensor.data[first : first + 1024], tensor.tensor_type)
+            values[first : first + 1024].copy_(torch.tensor(rows))
     except NotImplementedError:
         raise UserError(f"{tensor.name} is of type {tensor.tensor_type.name}, which cannot be read") from None
-    values = torch.from_numpy(np.require(weights, requirements="W"))  # a copy of what is the file itself
     if pairs:
         values = values.unflatten(0, (-1, pairs, 2)).transpose(1, 2).flatten(0, 2)
     return values.t() if transposed else values
