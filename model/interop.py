@@ -122,9 +122,10 @@ def refuse_other(
     have = {_bare(name): [*shape] for name, shape in shapes.items()}
     if model.n_layer > len(have):
         raise UserError(f"it should have {model.n_layer:,} layers, and has {len(have)} tensors")
-    lacking = [part for key, part in BIASES.items() if not config.get(key)]
+    family = family_of(model)
+    lacking = [part for key, part in BIASES.items() if family is LLAMA and not config.get(key)]
     ours, want = _imagined(model, vocab_size), dict[str, list[int]]()
-    for name, parts in _places(family_of(model), ours).items():
+    for name, parts in _places(family, ours).items():
         if not (name.endswith(".bias") and any(part in name for part in lacking)):
             want[name] = [*_turned(name, torch.cat([ours[part] for part in parts])).shape]
     wrong = [f"{name} is missing" for name in want if name not in have]
