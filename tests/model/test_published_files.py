@@ -3,6 +3,7 @@
 import json
 import struct
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -101,8 +102,11 @@ def test_a_folder_of_a_run_is_not_taken_for_one(tmp_path, folder):
 # GGUF
 
 
-def small(path: Path, **metadata: object) -> Path:
-    """A Llama of one layer; `metadata` goes over what it says, and None leaves a key out."""
+def small(path: Path, tokens: Sequence[str] = (), **metadata: object) -> Path:
+    """A Llama of one layer, all ones; `metadata` goes over what it says, and None leaves a key out.
+
+    Of its tokens, if any, the first is BOS and the last merged of two others.
+    """
     said = {
         "llama.block_count": 1,
         "llama.context_length": 32,
@@ -111,16 +115,25 @@ def small(path: Path, **metadata: object) -> Path:
         "llama.attention.head_count": 2,
         "llama.rope.dimension_count": 4,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
-    } | {key.replace("_0_", "."): value for key, value in metadata.items()}
+    } | metadata
     writer = gguf.GGUFWriter(path, str(said.pop("architecture", "llama")))
     for key, value in said.items():
         if value is not None:
             add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
             add[type(value)](key, value)
+    if tokens:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(tokens)
+        writer.add_token_types([3, *[1] * (len(tokens) - 1)])
+        writer.add_token_merges([" ".join(tokens[-1])])
+        writer.add_bos_token_id(0)
     sizes = {"attn_q": (8, 8), "attn_k": (8, 8), "attn_v": (8, 8), "attn_output": (8, 8), "attn_norm": (8,)}
     sizes |= {"ffn_gate": (12, 8), "ffn_up": (12, 8), "ffn_down": (8, 12), "ffn_norm": (8,)}
     named = {f"blk.0.{name}.weight": size for name, size in sizes.items()}
-    for name, size in (named | {"token_embd.weight": (20, 8), "output_norm.weight": (8,)}).items():
+    for name, size in (
+        named | {"token_embd.weight": (len(tokens) or 20, 8), "output_norm.weight": (8,)}
+    ).items():
         writer.add_tensor(name, np.ones(size, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
