@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 
+from data.published import PublishedTokenizer
 from data.tokenizers import Tokenizer
 
 
@@ -11,9 +12,13 @@ def encode_with_spans(tokenizer: Tokenizer, text: str) -> tuple[np.ndarray, list
     """The ids of `tokenizer.encode`, and for each the places (begin, end) of its characters in `text`.
 
     White space that a token begins with is left out, unless it is all there is. A token that holds part of a
-    character spans that character. Raises `UserError` as `encode` does.
+    character spans that character; one that has none in the text spans nothing. Raises `UserError` as
+    `encode` does.
     """
-    ids, spans = _by_bytes(tokenizer, text)
+    if isinstance(tokenizer, PublishedTokenizer):
+        ids, spans = tokenizer.spans(text)
+    else:
+        ids, spans = _by_bytes(tokenizer, text)
     return ids, [_from_first_letter(text, begin, end) for begin, end in spans]
 
 
