@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from data import tokenizers as ours
 from data.bpe import BOS, BytePairTokenizer
-from data.published import BYTES, PublishedTokenizer, by_pattern, byte_pairs
+from data.published import BYTES, PublishedTokenizer, by_pattern, byte_level
 
 LETTERS = {byte: letter for letter, byte in BYTES.items()}
 
@@ -27,8 +27,7 @@ def to_published(tokenizer: ours.Tokenizer) -> dict[str, Any]:
     config |= {"clean_up_tokenization_spaces": False, "split_special_tokens": True}
     if tokenizer.bos is not None:
         name = served.id_to_token(tokenizer.bos)
-        one, other = [name, "$A"], [name, "$A", f"{name}:1", "$B:1"]
-        served.post_processor = TemplateProcessing(one, other, [(name, tokenizer.bos)])
+        served.post_processor = TemplateProcessing([name, "$A"], special_tokens=[(name, tokenizer.bos)])
         config |= {"bos_token": name, "eos_token": name}
     return {"tokenizer.json": json.loads(served.to_str()), "tokenizer_config.json": config}
 
@@ -39,37 +38,38 @@ def _served(tokenizer: ours.Tokenizer) -> Tokenizer:
     marks = {} if tokenizer.bos is None else {BOS: tokenizer.bos}
     if isinstance(tokenizer, ours.CharTokenizer):
         ids = {character: i for i, character in enumerate(tokenizer.characters)}
-        served = Tokenizer(models.WordLevel(ids | marks, unk_token=""))  # which is no token: an error
+        served = Tokenizer(
+            models.WordLevel(ids | marks, unk_token="")
+        )  # no token: what is unknown is refused
         served.pre_tokenizer, served.decoder = Split(Regex(r"[\s\S]"), "isolated"), decoders.Fuse()
     elif isinstance(tokenizer, BytePairTokenizer):
         encoding = tokenizer.encoding
         marks |= encoding._special_tokens
-        vocab = {_spelled(token): rank for token, rank in encoding._mergeable_ranks.items()}
-        # Like tiktoken, which looks a piece up before it merges.
-        served = byte_pairs(vocab | marks, _merges(encoding._mergeable_ranks), whole=True)
+        vocab = {_spelled(token): rank for token, rank in encoding._mergeable_ranks.items()} | marks
         # Oniguruma takes {1,3}+ for a repeated group, and $ for the end of a line.
         pattern = re.sub(r"(\{\d+,\d+\})\+", r"\1", encoding._pat_str).replace("$", r"\z")
-        served.pre_tokenizer = by_pattern(pattern)
+        # whole: tiktoken looks up a piece before it merges, too.
+        served = byte_level(vocab, _merges(encoding._mergeable_ranks), by_pattern(pattern), whole=True)
     else:
-        served = byte_pairs({LETTERS[byte]: byte for byte in range(256)} | marks, [])
-        served.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+        cuts = ByteLevel(add_prefix_space=False, use_regex=False)
+        served = byte_level({LETTERS[byte]: byte for byte in range(256)} | marks, [], cuts)
     served.add_special_tokens([*marks])
     return served
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[str, str]]:
-    """The pair of tokens that each token is merged from: what its bytes are before, by the lower ranks.
+    """The pair of tokens that each token is merged from: what its bytes are by the lower ranks alone.
 
-    There is one, for what merges within a token is the same in every text in which it comes about.
+    In any text it comes about from that pair: what merged within it did so as if it stood by itself.
     """
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         parts = [bytes([byte]) for byte in token]
         while len(parts) > 2:
             joined = [ranks.get(left + right, rank) for left, right in itertools.pairwise(parts)]
-            if (lowest := min(joined)) >= rank:
+            at = min(range(len(joined)), key=joined.__getitem__)
+            if joined[at] >= rank:
                 break  # no merges lead to it: it is found whole only
-            at = joined.index(lowest)
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
         if len(parts) == 2:
             merges.append((_spelled(parts[0]), _spelled(parts[1])))
