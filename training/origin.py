@@ -1,13 +1,17 @@
-"""Starting from the weights of another run: `model.init_from`."""
+"""Starting from the weights of another run or of a published model: `model.init_from`."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from configs import UserError
 from configs.cli import flat, load_config, shown
 from configs.schema import Config
 from data.tokenizers import Tokenizer, load_tokenizer
+from model.published import is_published, open_published
 from model.transformer import GPT
 from training.checkpoints import find_intact, load_weights
 
@@ -19,45 +23,75 @@ TOKENS = {"data.tokenizer", "data.bos", "data.vocab_size"}
 
 @dataclass(frozen=True)
 class Origin:
-    """An intact checkpoint of another run, its tokenizer, and what is to be told about them."""
+    """Whose weights a run takes over: the tokenizer, and what is to be told."""
 
-    checkpoint: Path
     tokenizer: Tokenizer
     news: list[str]
+    copy: Callable[[GPT], None]
 
     def fill(self, model: GPT) -> list[str]:
         """Copy the weights; what is to be told. A learned sink that one of both lacks stays as it starts."""
-        load_weights(self.checkpoint, model, may_lack=("sink_H",))
+        self.copy(model)
         return self.news
 
 
+class _Found(NamedTuple):
+    was: dict[str, Any]  # by key
+    tokenizer: Tokenizer
+    copy: Callable[[GPT], None]
+    places: list[Path]
+    name: Path
+    faults: list[str]
+
+
 def find_origin(config: Config) -> Origin:
-    """What `model.init_from` names: a run, for its newest intact checkpoint, or a checkpoint in a run.
+    """What `model.init_from` names: a run, for its newest intact checkpoint, a checkpoint, a published model.
 
     Raises `UserError` where it is none, has another model or tokenizer than `config` asks for, or lies in
     `run.dir`, which is emptied before the weights are saved anew.
     """
-    path = Path(config.model.init_from or "")
-    whole = path.absolute()  # `.` may be the folder of a checkpoint
-    one = re.fullmatch(r"step-(\d{8})", whole.name)
-    folder, step = (whole.parent.parent, int(one[1])) if one else (path, None)
+    path, asked = Path(config.model.init_from or ""), flat(config)
+    published = is_published(path)
     try:
-        was, asked = flat(load_config(folder)), flat(config)
-        checkpoint, faults = find_intact(folder / "checkpoints", step)
-        tokenizer = load_tokenizer(folder / "tokenizer.json")
+        found = _published(path, config) if published else _run(path)
     except UserError as error:
         raise UserError(f"model.init_from {path}: {error}") from None
-    if any(place.resolve().is_relative_to(Path(config.run.dir).resolve()) for place in (folder, checkpoint)):
+    if any(place.resolve().is_relative_to(Path(config.run.dir).resolve()) for place in found.places):
         raise UserError(f"model.init_from {path} lies in run.dir {config.run.dir}: choose another --run.dir")
+    was, length = found.was, "model.context_length"
     keys = {key for key in asked if key.startswith("model.")} | TOKENS
     keys -= {"model.init", "model.init_from"}  # how the weights came about
     changed = [key for key in asked if key in keys and was[key] != asked[key]]
     free = {f"model.{key}" for key in FREE}
-    if config.model.position == "learned":
-        free.remove("model.context_length")  # it is a size of the table of positions
+    if config.model.position == "learned" and not (published and asked[length] < was[length]):
+        free.remove(length)  # a table, of which `fill` takes the first rows
     if refused := [f"{k} (is {shown(was[k])}, asked {shown(asked[k])})" for k in changed if k not in free]:
         raise UserError(
             f"model.init_from {path} has another model or tokenizer: {', '.join(refused)}; ask for the same"
         )
-    news = ", ".join(f"{key} was {shown(was[key])}, is {shown(asked[key])}" for key in changed)
-    return Origin(checkpoint, tokenizer, faults + ([f"unlike {folder}: {news}"] if news else []))
+    told = ", ".join(f"{key} was {shown(was[key])}, is {shown(asked[key])}" for key in changed)
+    news = found.faults + ([f"unlike {found.name}: {told}"] if told else [])
+    return Origin(found.tokenizer, news, found.copy)
+
+
+def _run(path: Path) -> _Found:
+    whole = path.absolute()  # `.` may be the folder of a checkpoint
+    one = re.fullmatch(r"step-(\d{8})", whole.name)
+    folder, step = (whole.parent.parent, int(one[1])) if one else (path, None)
+    was = flat(load_config(folder))
+    checkpoint, faults = find_intact(folder / "checkpoints", step)
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    copy = partial(load_weights, checkpoint, may_lack=("sink_H",))
+    return _Found(was, tokenizer, copy, [folder, checkpoint], folder, faults)
+
+
+def _published(path: Path, config: Config) -> _Found:
+    from data.published import read_tokenizer  # slow
+
+    published, tokenizer = open_published(path), read_tokenizer(path, bos=config.data.bos)
+    if tokenizer.vocab_size != published.vocab_size:
+        sizes = f"its model has {published.vocab_size:,} tokens, its tokenizer {tokenizer.vocab_size:,}"
+        raise UserError(f"{sizes}: it can be looked at, but not trained on")
+    was = {f"model.{key}": value for key, value in published.config.model_dump().items()}
+    was |= {"data.tokenizer": "hf", "data.bos": tokenizer.bos is not None, "data.vocab_size": None}
+    return _Found(was, tokenizer, published.fill, [path], path, [])

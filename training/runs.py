@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.cli import load_config
+from configs import UserError
+from configs.cli import load_config, validate
 from configs.schema import Config
 from data.tokenizers import Tokenizer, load_tokenizer
 from model.layers import PRECISIONS
+from model.published import open_published
 from model.transformer import GPT
 from training.checkpoints import find_intact, load_weights
 
@@ -15,14 +17,14 @@ from training.checkpoints import find_intact, load_weights
 class SavedRun:
     """What a run folder holds; `model` is in evaluation mode, with the weights of `step`.
 
-    `faults` says which newer checkpoints are damaged.
+    `faults` says which newer checkpoints are damaged. A published model looks like a run without a step.
     """
 
     folder: Path
     config: Config
     tokenizer: Tokenizer
     model: GPT
-    step: int
+    step: int | None
     faults: list[str]
 
 
@@ -40,3 +42,28 @@ def load_run(folder: str | Path, step: int | None = None) -> SavedRun:
     load_weights(path, model)
     step = int(path.name.removeprefix("step-"))
     return SavedRun(folder, config, tokenizer, model.eval(), step, faults)
+
+
+def load_published_run(
+    path: str | Path, text: str | Path | None = None, context_length: int | None = None
+) -> SavedRun:
+    """A published model, with the configuration of a run that reads `text` (None: the plays) by it.
+
+    `context_length` is at most the model's own (None: 256, or its own). Raises `UserError` for what
+    `model.published` cannot read, and for a tokenizer with tokens that the model lacks.
+    """
+    from data.published import read_tokenizer  # slow
+
+    path = Path(path)
+    try:
+        published, tokenizer = open_published(path), read_tokenizer(path)
+        model = published.load(context_length or min(256, published.config.context_length))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    if tokenizer.vocab_size > published.vocab_size:
+        sizes = f"{tokenizer.vocab_size:,} tokens, its model {published.vocab_size:,}"
+        raise UserError(f"{path}: its tokenizer has {sizes}")
+    source = {"source": "shakespeare"} if text is None else {"source": "text", "path": str(text)}
+    data = {"tokenizer": "hf", "bos": tokenizer.bos is not None, **source}
+    shape = model.config.model_dump() | {"init_from": str(path)}
+    return SavedRun(path, validate({"data": data, "model": shape}), tokenizer, model, None, [])

@@ -1,0 +1,212 @@
+"""Published models from a folder of Hugging Face's or a GGUF file: a tensor at a time, never unpickled."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from tqdm import tqdm
+
+from configs import UserError
+from configs.cli import validate
+from configs.gguf_file import read_gguf
+from configs.schema import Model as ModelConfig
+from configs.screen import looks
+from model.interop import FAMILIES, fill, full, read_config, refuse_other
+from model.transformer import GPT
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader, ReaderTensor
+
+GGUF_KEYS = {  # after the name of the architecture: in its config.json
+    "llama": {
+        "block_count": "num_hidden_layers",
+        "attention.head_count": "num_attention_heads",
+        "attention.head_count_kv": "num_key_value_heads",
+        "embedding_length": "hidden_size",
+        "attention.key_length": "head_dim",
+        "feed_forward_length": "intermediate_size",
+        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+        "rope.freq_base": "rope_theta",
+        "context_length": "max_position_embeddings",
+        "attention.sliding_window": "sliding_window",
+        "expert_count": "num_local_experts",
+    },
+    "gpt2": {
+        "block_count": "n_layer",
+        "attention.head_count": "n_head",
+        "embedding_length": "n_embd",
+        "feed_forward_length": "n_inner",
+        "attention.layer_norm_epsilon": "layer_norm_epsilon",
+        "context_length": "n_positions",
+    },
+}
+
+
+class Stored(NamedTuple):
+    """A tensor that is still in its file."""
+
+    shape: list[int]
+    read: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published model of which only the description has been read; `stored` goes by their names."""
+
+    config: ModelConfig
+    vocab_size: int
+    stored: dict[str, Stored]
+
+    def fill(self, model: GPT) -> None:
+        """Copy the weights into a model of this shape or, in its positions, of a part of it."""
+        options = looks("reading weights: {n_fmt} of {total_fmt} tensors")
+        bar = tqdm(self.stored.items(), "reading weights", unit=" tensors", delay=2, leave=False, **options)
+        fill(model, ((name, stored.read()) for name, stored in bar))
+
+    def load(self, context_length: int | None = None) -> GPT:
+        """The model, in evaluation mode; `UserError` for more context than it has."""
+        own = self.config.context_length
+        if (asked := context_length or own) > own:
+            raise UserError(f"context_length {asked:,} asked; the model has {own:,}")
+        config = validate({"model": self.config.model_dump() | {"context_length": asked}}).model
+        model = GPT(config, self.vocab_size)
+        self.fill(model)
+        return model.eval()
+
+
+def is_published(path: Path) -> bool:
+    """Whether it is a file or a folder with a `config.json`; a run has a `config.yaml`."""
+    return path.is_file() or (path / "config.json").exists()
+
+
+def load_published(path: str | Path, context_length: int | None = None) -> GPT:
+    """The model of a folder with `config.json` and safetensors, or of a GGUF file, float32, for evaluation.
+
+    `context_length` narrows what it can read. Raises `UserError` for what cannot be read, has parts that our
+    model lacks, or has less context.
+    """
+    try:
+        return open_published(Path(path)).load(context_length)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def open_published(path: Path) -> Published:
+    """Read what a model is, and check that its files hold all of it, without memory for the weights.
+
+    Raises `UserError`, which does not name `path`.
+    """
+    config, stored = _folder(path) if path.is_dir() else _gguf(path)
+    model, vocab_size = read_config(config)
+    refuse_other(model, vocab_size, config, {name: one.shape for name, one in stored.items()})
+    return Published(model, vocab_size, stored)
+
+
+def _folder(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
+    config, stored = _json(path / "config.json"), dict[str, Stored]()
+    for name in _files(path):
+        try:
+            file = safe_open(path / name, "pt")
+            for key in file.keys():  # noqa: SIM118 (it is no dictionary)
+                stored[key] = Stored(file.get_slice(key).get_shape(), partial(file.get_tensor, key))
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"cannot read {name}: {error}") from None
+    return config, stored
+
+
+def _files(path: Path) -> list[str]:
+    """Names of the safetensors in a folder: one, or those of its index, which may name no other place."""
+    if (path / "model.safetensors").exists():
+        return ["model.safetensors"]
+    if not (path / "model.safetensors.index.json").exists():
+        has_pickle = any(path.glob("*.bin"))
+        told = "; *.bin is pickle, which runs what is in it: convert it to safetensors" if has_pickle else ""
+        raise UserError(f"there is no model.safetensors{told}")
+    names = _json(path / "model.safetensors.index.json").get("weight_map")
+    names = sorted({str(name) for name in names.values()}) if isinstance(names, dict) else []
+    if not names or any(Path(name).name != name for name in names):
+        raise UserError("model.safetensors.index.json must name files of its folder")
+    return names
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {path.name}: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path.name} must hold keys with values")
+    return values
+
+
+def _gguf(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
+    """The same of a GGUF file."""
+    reader = read_gguf(path)
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    config = _gguf_config(reader)
+    kind, d_head = config["model_type"], read_config(config)[0].d_head
+    family, stored = FAMILIES[kind], dict[str, Stored]()
+    names = get_tensor_name_map(next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == kind), 1)
+    modules = {names.get_name(full(family, name.replace("N", "0"))): name for name in family.modules.values()}
+    for tensor in reader.tensors:
+        module, _, part = tensor.name.rpartition(".")
+        layer = "".join(re.findall(r"\d+", module))
+        theirs = modules.get(re.sub(r"\d+", "0", module), module).replace("N", layer)
+        # llama.cpp turns neighbours, transformers and we the halves of a head; nothing is transposed there.
+        pairs = (d_head or 0) // 2 if theirs.endswith(("q_proj", "k_proj")) else None
+        transposed = ".c_" in theirs and part == "weight"
+        shape = [int(size) for size in (tensor.shape if transposed else reversed(tensor.shape))]
+        stored[f"{theirs}.{part}"] = Stored(shape, partial(_dequantized, tensor, pairs, transposed))
+    return config, stored
+
+
+def _gguf_config(reader: "GGUFReader") -> dict[str, Any]:
+    """What would stand in its `config.json`."""
+
+    def value(key: str) -> Any:
+        try:
+            found = reader.fields[key].contents() if key in reader.fields else None
+        except ValueError:
+            raise UserError(f"{key} is no text in UTF-8") from None
+        return float(str(np.float32(found))) if isinstance(found, float) else found  # 1e-05, as it was meant
+
+    if (kind := str(value("general.architecture"))) not in GGUF_KEYS:
+        raise UserError(f"architecture {kind[:40]} is not known; {' and '.join(GGUF_KEYS)} are")
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    config = {theirs: value(f"{kind}.{key}") for key, theirs in GGUF_KEYS[kind].items()}
+    config |= {"model_type": kind, "tie_word_embeddings": "output.weight" not in tensors}
+    config |= {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
+    if "token_embd.weight" in tensors:
+        config["vocab_size"] = int(tensors["token_embd.weight"].shape[-1])
+    scaled = [key for key in reader.fields if ".rope.scal" in key and value(key) not in ("none", 0, 1)]
+    config["rope_type"] = ", ".join([*scaled, *({"rope_freqs.weight"} & {*tensors})]) or "default"
+    if (turned := value("llama.rope.dimension_count")) is not None:
+        config["head_dim"] = config["head_dim"] or turned
+        config["partial_rotary_factor"] = 1.0 if turned == config["head_dim"] else f"{turned} of a head"
+    return config
+
+
+def _dequantized(tensor: "ReaderTensor", pairs: int | None, transposed: bool) -> Tensor:
+    from gguf.quants import dequantize
+
+    values = torch.empty(*map(int, reversed(tensor.shape)))
+    try:
+        for first in range(
+            0, len(values), 1024
+        ):  # what `dequantize` holds besides is several times its result
+            rows = dequantize(tensor.data[first : first + 1024], tensor.tensor_type)
+            values[first : first + 1024].copy_(torch.tensor(rows))
+    except NotImplementedError:
+        raise UserError(f"{tensor.name} is of type {tensor.tensor_type.name}, which cannot be read") from None
+    if pairs:
+        values = values.unflatten(0, (-1, pairs, 2)).transpose(1, 2).flatten(0, 2)
+    return values.t() if transposed else values
