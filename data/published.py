@@ -12,6 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
 from configs import UserError
+from configs.gguf_file import read_gguf
 from data.bpe import BOS, MOST_TOKENS
 
 T = TypeVar("T")
@@ -160,8 +161,6 @@ def _of_folder(path: Path) -> tuple[Tokenizer, int, int | None]:
 
 
 def _of_gguf(path: Path) -> tuple[Tokenizer, int, int | None]:
-    from configs.gguf_file import read_gguf
-
     fields = read_gguf(path).fields.items()
     known = {name.removeprefix("tokenizer.ggml."): field.contents() for name, field in fields}
     model, cuts = known.get("model"), known.get("pre", "default")

@@ -25,6 +25,7 @@ def main(asked: Namespace) -> None:
         raise UserError(f"--out {asked.out} is there already, and no empty folder: name another")
     load_config(asked.run)  # refuses a folder that is no run ahead of the slow imports
 
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     from data import exported
@@ -45,8 +46,8 @@ def main(asked: Namespace) -> None:
             (temporary / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
         save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
         temporary.rename(out)
-    except OSError as error:
-        raise UserError(f"cannot write {temporary}: {error.strerror}") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot write {asked.out}: {error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     print(f"step {run.step} of {asked.run} as {config['architectures'][0]}; to load it:")
