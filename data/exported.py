@@ -46,8 +46,8 @@ def _served(tokenizer: ours.Tokenizer) -> Tokenizer:
         encoding = tokenizer.encoding
         marks |= encoding._special_tokens
         vocab = {_spelled(token): rank for token, rank in encoding._mergeable_ranks.items()} | marks
-        # Oniguruma takes {1,3}+ for a repeated group, and $ for the end of a line.
-        pattern = re.sub(r"(\{\d+,\d+\})\+", r"\1", encoding._pat_str).replace("$", r"\z")
+        # Oniguruma takes {1,3}+ for a repeated group.
+        pattern = re.sub(r"(\{\d+,\d+\})\+", r"\1", encoding._pat_str)
         # whole: tiktoken looks up a piece before it merges, too.
         served = byte_level(vocab, _merges(encoding._mergeable_ranks), by_pattern(pattern), whole=True)
     else:

@@ -72,8 +72,8 @@ def write_gguf(
     writer.add_token_list(tokens)
     writer.add_token_types([3, *[1] * len(ranks), 4, 5])
     writer.add_token_merges([" ".join(pair) for pair in _merges(ranks)])
-    if more.get("bos", True):
-        writer.add_bos_token_id(0)
+    if (bos := more.get("bos", 0)) is not None:
+        writer.add_bos_token_id(bos)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

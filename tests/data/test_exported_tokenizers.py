@@ -161,24 +161,45 @@ def test_every_pattern_cuts_as_tiktoken_does(cut_by_pattern, text):
 
 
 @st.composite
-def encodings(draw) -> tiktoken.Encoding:
+def ranks_and_texts(draw) -> tuple[dict[bytes, int], str]:
     """Ranks that no training made: tokens of any two before them, and some that no merges lead to."""
-    tokens = [bytes([byte]) for byte in range(256)]
-    few = [b"a", b"b", b"c"]
-    for _ in range(draw(st.integers(0, 12))):
+    few = [b"a", b"b"]
+    for _ in range(draw(st.integers(0, 10))):
         if draw(st.integers(0, 4)):
             few.append(draw(st.sampled_from(few)) + draw(st.sampled_from(few)))
         else:
-            few.append(draw(st.text("abc", min_size=2, max_size=6)).encode())
-    tokens = list(dict.fromkeys(tokens + few))
-    ranks = {token: rank for rank, token in enumerate(tokens)}
-    return tiktoken.Encoding("bpe", pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens={})
+            few.append(draw(st.text("ab", min_size=2, max_size=6)).encode())
+    tokens = dict.fromkeys([bytes([byte]) for byte in range(256)] + few)
+    words = st.sampled_from(few).map(bytes.decode) | st.text("ab", max_size=12)
+    return {token: rank for rank, token in enumerate(tokens)}, draw(st.lists(words).map(" ".join))
 
 
-@given(encodings(), st.text("abc ", max_size=30))
-def test_one_pair_a_token_is_enough_whatever_the_ranks(encoding, text):
-    ours = BytePairTokenizer(encoding, bos=False)
+def encoding_of(ranks: dict[bytes, int], **marks: int) -> tiktoken.Encoding:
+    return tiktoken.Encoding("bpe", pat_str=r"\S+|\s+", mergeable_ranks=ranks, special_tokens=marks)
+
+
+@given(ranks_and_texts())
+def test_one_pair_a_token_is_enough_whatever_the_ranks(case):
+    ranks, text = case
+    ours = BytePairTokenizer(encoding_of(ranks), bos=False)
     assert served(ours).encode(text).ids == ours.encode(text).tolist()
+
+
+def test_equal_pairs_merge_from_the_left():
+    ranks = {bytes([byte]): byte for byte in range(256)} | {b"aa": 256, b"aaa": 257}
+    ours = BytePairTokenizer(encoding_of(ranks), bos=False)
+    assert to_published(ours)["tokenizer.json"]["model"]["merges"] == [["a", "a"], ["aa", "a"]]
+    assert served(ours).encode("baaa").ids == ours.encode("baaa").tolist() == [98, 257]
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_marks_keep_their_ids_also_behind_a_gap(bos):
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    ours = BytePairTokenizer(encoding_of(ranks, **{BOS: 300, "<|x|>": 310}), bos)
+    theirs = served(ours)
+    assert (theirs.token_to_id(BOS), theirs.token_to_id("<|x|>")) == (300, 310)
+    assert theirs.decode([97, 300, 310]) == ours.decode([97, 300, 310]) == "a"
+    assert theirs.encode("<|x|>", add_special_tokens=False).ids == [*b"<|x|>"]
 
 
 def test_the_words_of_a_trained_encoding_have_a_merge_each():

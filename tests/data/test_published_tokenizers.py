@@ -180,7 +180,14 @@ def test_what_would_change_a_text_is_switched_off(tmp_path):
         "model": model | {"dropout": 0.5},
     }
     tokenizer = read_tokenizer(folder_of(tmp_path, ours))
-    assert tokenizer.encode(TEXT).tolist() == TRAINED.encode(TEXT).tolist()
+    for text in (TEXT, "a"):
+        assert tokenizer.encode(text).tolist() == TRAINED.encode(text).tolist()
+
+
+def test_a_folder_that_takes_spaces_out_of_spans_leaves_those_of_white_space(tmp_path):
+    takes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    tokenizer = read_tokenizer(folder_of(tmp_path, {"post_processor": takes}))
+    assert encode_with_spans(tokenizer, "is  \n")[1] == encode_with_spans(TRAINED, "is  \n")[1]
 
 
 # BOS
@@ -290,10 +297,24 @@ def test_a_gguf_file_with_another_tokenizer_is_refused_by_its_name(model, pre, s
 
 @pytest.mark.parametrize("pre", ["default", None])
 def test_the_default_of_a_gpt2_is_gpt2s(pre, tmp_path):
-    path = write_gguf(tmp_path / "m.gguf", TRAINED.encoding, "gpt2", pre, architecture="gpt2", bos=False)
+    path = write_gguf(tmp_path / "m.gguf", TRAINED.encoding, "gpt2", pre, architecture="gpt2", bos=None)
     tokenizer = read_tokenizer(path)
     assert tokenizer.bos is None
     assert tokenizer.decode(tokenizer.encode("1234 is")) == "1234 is"
+
+
+def test_only_llama_3_takes_a_piece_that_is_a_token_whole(tmp_path):
+    ranks = TRAINED.encoding._mergeable_ranks | {b"zqzq": 399}
+    made = tiktoken.Encoding("test", pat_str=GPT2, mergeable_ranks=ranks, special_tokens={})
+    for pre, count in (("llama-bpe", 1), ("gpt-2", 4)):
+        tokenizer = read_tokenizer(write_gguf(tmp_path / f"{pre}.gguf", made, pre=pre))
+        assert len(tokenizer.encode("zqzq")) == count
+
+
+def test_bos_of_a_gguf_file_is_a_mark_whatever_its_type(tmp_path):
+    tokenizer = read_tokenizer(write_gguf(tmp_path / "m.gguf", TRAINED.encoding, bos=34))
+    assert tokenizer.bos == 34
+    assert 34 not in tokenizer.symbols
 
 
 @pytest.mark.skipif(not REAL, reason="SMOLLM2_GGUF names no file")
