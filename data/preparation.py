@@ -45,11 +45,11 @@ def prepared(config: Data, context_length: int, tokenizer: Tokenizer | None = No
     if (at_hand := Path(config.path or "")).joinpath("meta.json").exists():
         return at_hand
     request = _request(config)
-    if tokenizer is not None and tokenizer.kind == "bpe":
+    if tokenizer is not None and tokenizer.kind in ("bpe", "hf"):
         saved = tokenizer.to_json()
         path = _folder(config, request) / "tokenizer.json"
         if not path.exists() or load_tokenizer(path).to_json() != saved:  # trained elsewhere
-            request["tokenizer"] = {"kind": "bpe", "sha256": sha256(json.dumps(saved).encode())}
+            request["tokenizer"] = {"kind": tokenizer.kind, "sha256": sha256(json.dumps(saved).encode())}
 
     def fill(folder: Path) -> None:
         writer = Writer(folder, _tokenizer(config, tokenizer, folder))

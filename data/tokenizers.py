@@ -11,6 +11,8 @@ from configs import UserError
 from configs.schema import Data as DataConfig
 from data.bpe import NAMED, BytePairTokenizer, from_json, named, train_bpe
 from data.corpora import split
+from data.published import PublishedTokenizer
+from data.published import from_json as published
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"  # where no text gives another
 
@@ -76,14 +78,17 @@ class ByteTokenizer:
         return {"kind": self.kind, "bos": self.bos is not None}
 
 
-Tokenizer = CharTokenizer | ByteTokenizer | BytePairTokenizer
+Tokenizer = CharTokenizer | ByteTokenizer | BytePairTokenizer | PublishedTokenizer
 
 
 def make_tokenizer(config: DataConfig, texts: Sequence[str]) -> Tokenizer:
     """What `data.tokenizer` asks for: `char` over the characters of the texts, `bpe` of their training parts.
 
-    Raises `UserError` for `bpe` without enough text, and for a named encoding whose files are not at hand.
+    Raises `UserError` for `bpe` without enough text, a named encoding whose files are not at hand, and `hf`,
+    which is not made but given.
     """
+    if config.tokenizer == "hf":
+        raise UserError("data.tokenizer hf comes with model.init_from: name a published model there")
     if config.tokenizer == "char":
         return CharTokenizer("".join(sorted({*"".join(texts)})) or ALPHABET, config.bos)
     if config.tokenizer == "byte":
@@ -98,7 +103,10 @@ def make_tokenizer(config: DataConfig, texts: Sequence[str]) -> Tokenizer:
 
 
 def vocab_size_of(config: DataConfig) -> int | None:
-    """How many tokens there will be, without text or network; None for `char`, where the text decides."""
+    """How many tokens there will be, without text or network; None for `char` and `hf`.
+
+    There the text decides, or the published model.
+    """
     if config.tokenizer == "byte":
         return 256 + config.bos
     return config.vocab_size if config.tokenizer == "bpe" else NAMED.get(config.tokenizer)
@@ -124,11 +132,13 @@ def _from_json(saved: dict[str, Any]) -> Tokenizer:
         return ByteTokenizer(bos)
     if kind == "bpe":
         return from_json(saved)
+    if kind == "hf":
+        return published(saved)
     if kind in NAMED:
         return named(kind, bos)
     characters = saved["characters"]
     if kind != "char" or not isinstance(characters, str):
-        raise ValueError(f"its kind is none of char, byte, bpe, {', '.join(NAMED)}")
+        raise ValueError(f"its kind is none of char, byte, bpe, hf, {', '.join(NAMED)}")
     if len({*characters.encode().decode()}) < len(characters):  # encode: a lone surrogate is no character
         raise ValueError("it has a character twice")
     return CharTokenizer(characters, bos)

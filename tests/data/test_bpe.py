@@ -141,7 +141,7 @@ def test_the_vocabulary_without_files_is_that_of_tiktoken_and_so_are_the_address
 
 
 def test_every_encoding_of_the_configuration_has_a_size():
-    assert {*NAMED} == {*get_args(Tokens)} - {"char", "byte", "bpe"}
+    assert {*NAMED} == {*get_args(Tokens)} - {"char", "byte", "bpe", "hf"}
 
 
 # Trained on a corpus

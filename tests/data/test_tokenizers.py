@@ -180,7 +180,7 @@ def test_a_foreign_pattern_is_never_run(pattern):
         ({"kind": "char", "bos": 1, "characters": "ab"}, "neither true nor false"),
         ({"kind": "char", "bos": True, "characters": "a\ud800"}, "surrogates"),
         ({"kind": "char", "bos": True, "characters": ["ab", "c"]}, "kind"),
-        ({"kind": "p50k_edit", "bos": True, "characters": "ab"}, "none of char, byte, bpe, gpt2"),
+        ({"kind": "p50k_edit", "bos": True, "characters": "ab"}, "none of char, byte, bpe, hf, gpt2"),
         ({"kind": ["gpt2"], "bos": True}, "unhashable"),
     ],
 )

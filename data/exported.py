@@ -1,0 +1,80 @@
+"""Our tokenizers as the files that `transformers` reads."""
+
+import itertools
+import json
+import re
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models
+from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.processors import TemplateProcessing
+
+from data import tokenizers as ours
+from data.bpe import BOS, BytePairTokenizer
+from data.published import BYTES, PublishedTokenizer, by_pattern, byte_level
+
+LETTERS = {byte: letter for letter, byte in BYTES.items()}
+
+
+def to_published(tokenizer: ours.Tokenizer) -> dict[str, Any]:
+    """What `tokenizer.json` and `tokenizer_config.json` hold, by name, for `transformers.AutoTokenizer`.
+
+    It gives the ids that `tokenizer` gives, with BOS in front unless asked not to; BOS as text stays text.
+    BOS is the token that ends a text, too: documents follow each other across it.
+    """
+    served = _served(tokenizer)
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    config |= {"clean_up_tokenization_spaces": False, "split_special_tokens": True}
+    if tokenizer.bos is not None:
+        name = served.id_to_token(tokenizer.bos)
+        served.post_processor = TemplateProcessing([name, "$A"], special_tokens=[(name, tokenizer.bos)])
+        config |= {"bos_token": name, "eos_token": name}
+    return {"tokenizer.json": json.loads(served.to_str()), "tokenizer_config.json": config}
+
+
+def _served(tokenizer: ours.Tokenizer) -> Tokenizer:
+    if isinstance(tokenizer, PublishedTokenizer):
+        return Tokenizer.from_str(tokenizer.served.to_str())
+    marks = {} if tokenizer.bos is None else {BOS: tokenizer.bos}
+    if isinstance(tokenizer, ours.CharTokenizer):
+        ids = {character: i for i, character in enumerate(tokenizer.characters)}
+        served = Tokenizer(
+            models.WordLevel(ids | marks, unk_token="")
+        )  # no token: what is unknown is refused
+        served.pre_tokenizer, served.decoder = Split(Regex(r"[\s\S]"), "isolated"), decoders.Fuse()
+    elif isinstance(tokenizer, BytePairTokenizer):
+        encoding = tokenizer.encoding
+        marks |= encoding._special_tokens
+        vocab = {_spelled(token): rank for token, rank in encoding._mergeable_ranks.items()} | marks
+        # Oniguruma takes {1,3}+ for a repeated group.
+        pattern = re.sub(r"(\{\d+,\d+\})\+", r"\1", encoding._pat_str)
+        # whole: tiktoken looks up a piece before it merges, too.
+        served = byte_level(vocab, _merges(encoding._mergeable_ranks), by_pattern(pattern), whole=True)
+    else:
+        cuts = ByteLevel(add_prefix_space=False, use_regex=False)
+        served = byte_level({LETTERS[byte]: byte for byte in range(256)} | marks, [], cuts)
+    served.add_special_tokens([*marks])
+    return served
+
+
+def _merges(ranks: dict[bytes, int]) -> list[tuple[str, str]]:
+    """The pair of tokens that each token is merged from: what its bytes are by the lower ranks alone.
+
+    In any text it comes about from that pair: what merged within it did so as if it stood by itself.
+    """
+    merges = []
+    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        parts = [bytes([byte]) for byte in token]
+        while len(parts) > 2:
+            joined = [ranks.get(left + right, rank) for left, right in itertools.pairwise(parts)]
+            at = min(range(len(joined)), key=joined.__getitem__)
+            if joined[at] >= rank:
+                break  # no merges lead to it: it is found whole only
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        if len(parts) == 2:
+            merges.append((_spelled(parts[0]), _spelled(parts[1])))
+    return merges
+
+
+def _spelled(token: bytes) -> str:
+    return "".join(LETTERS[byte] for byte in token)

@@ -1,0 +1,197 @@
+"""Tokenizers of published models, from a Hugging Face folder or a GGUF file, served by `tokenizers`."""
+
+import json
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
+
+from configs import UserError
+from configs.gguf_file import read_gguf
+from data.bpe import BOS, MOST_TOKENS
+
+T = TypeVar("T")
+# Byte-level encodings write a letter for each byte: itself, or where it is none, one from chr(256) on.
+_LETTERS = sorted(ByteLevel.alphabet())
+_THEMSELVES = [ord(letter) for letter in _LETTERS if ord(letter) < 256]
+_OTHERS = [byte for byte in range(256) if byte not in _THEMSELVES]
+BYTES = dict(zip(_LETTERS, [*_THEMSELVES, *_OTHERS], strict=True))
+
+
+def by_pattern(pattern: str) -> PreTokenizer:
+    """Cuts text into what matches, and that into bytes."""
+    cut = Split(Regex(pattern), "isolated")
+    return Sequence([cut, ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+# How text is cut before merging, by the name that a GGUF file has for it.
+GPT_2 = ByteLevel(add_prefix_space=False)
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+CUTS: dict[str, PreTokenizer] = {
+    "gpt-2": GPT_2,
+    "smollm": Sequence([Digits(individual_digits=True), GPT_2]),
+    "llama-bpe": by_pattern(LLAMA_3),
+}
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # types of tokens in a GGUF file
+
+
+class PublishedTokenizer:
+    """Serves what `tokenizers` has read: a tokenizer of model BPE or WordLevel.
+
+    `vocab_size` is the number of rows of the model's embedding, which may be more than there are tokens.
+    `symbols` are the ids that stand for text, ascending, without added tokens. `bos` is one of the marks
+    (special tokens), which a text does not stand for. Raises ValueError for what does not fit.
+    """
+
+    kind = "hf"
+
+    def __init__(self, served: Tokenizer, vocab_size: int, bos: int | None):
+        if not isinstance(served.model, models.BPE | models.WordLevel):
+            raise ValueError(f"its model is {type(served.model).__name__}; BPE and WordLevel can be read")
+        if isinstance(served.model, models.BPE):
+            served.model.dropout = None
+        served.no_truncation()
+        served.no_padding()
+        served.post_processor = None  # it would take spaces out of spans
+        served.encode_special_tokens = True  # as text
+        tokens, added = served.get_vocab(with_added_tokens=False), served.get_added_tokens_decoder()
+        self.symbols = np.array(sorted({*tokens.values()} - {*added}), np.int64)
+        texts = {i: token.content.encode() for i, token in added.items() if not token.special}
+        if bos is not None and (bos in texts or bos not in added):
+            raise ValueError(f"its BOS {bos} is none of its special tokens")
+        top = max([*self.symbols.tolist(), *texts, bos or 0])
+        if not (len(self.symbols) and isinstance(vocab_size, int) and top < vocab_size <= MOST_TOKENS):
+            about = f"{len(self.symbols)} tokens of text and ids up to {top}"
+            raise ValueError(f"it has {about}, the model {vocab_size} tokens")
+        self.served, self.vocab_size, self.bos = served, vocab_size, bos
+        decoder = json.dumps(json.loads(served.to_str())["decoder"], ensure_ascii=False)
+        self._bytes = {i: _spelled(token, decoder) for token, i in tokens.items() if i not in added} | texts
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids, uint32. Marks in the text are text; half a surrogate pair, which is no text, becomes U+FFFD.
+
+        Other threads go on meanwhile. Raises `UserError` for what the tokenizer does not know.
+        """
+        return self.spans(text)[0]
+
+    def spans(self, text: str) -> tuple[np.ndarray, list[tuple[int, int]]]:
+        """The ids, and of each the places (begin, end) of its characters: none where it stands for none."""
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        try:
+            found = _calm(lambda: self.served.encode(text, add_special_tokens=False))
+        except ValueError as error:
+            raise UserError(f"the tokenizer of the published model cannot encode the text: {error}") from None
+        return np.array(found.ids, np.uint32), found.offsets
+
+    def decode(self, ids: Any) -> str:
+        """Text, without marks; bytes that are no UTF-8 become U+FFFD."""
+        return self.served.decode([int(i) for i in ids])
+
+    def decode_bytes(self, ids: Any) -> bytes:
+        """The bytes of the tokens, which may end within a character; ids that are no text have none.
+
+        The space that some encodings put in front of every text, and `decode` takes away, is one of them.
+        """
+        return b"".join(self._bytes.get(int(i), b"") for i in ids)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `load_tokenizer` needs."""
+        about = {"kind": self.kind, "bos": self.bos is not None, "bos_id": self.bos}
+        return {**about, "vocab_size": self.vocab_size, "tokenizer": json.loads(self.served.to_str())}
+
+
+def from_json(saved: dict[str, Any]) -> PublishedTokenizer:
+    """A tokenizer from a file that nobody vouches for: raises ValueError, TypeError or LookupError."""
+    content, bos = json.dumps(saved["tokenizer"]), saved["bos_id"] if saved["bos"] else None
+    return PublishedTokenizer(_calm(lambda: Tokenizer.from_str(content)), saved["vocab_size"], bos)
+
+
+def read_tokenizer(path: Path, bos: bool = True) -> PublishedTokenizer:
+    """The tokenizer of a Hugging Face folder or a GGUF file; `bos` False leaves BOS out where it has one.
+
+    Raises `UserError` for a folder without one, and for one of another make, which it names.
+    """
+    try:
+        served, vocab_size, first = _of_folder(path) if path.is_dir() else _of_gguf(path)
+        return PublishedTokenizer(served, vocab_size, first if bos else None)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise UserError(f"cannot read the tokenizer of {path}: {reason}") from None
+
+
+def byte_level(
+    vocab: dict[str, int], merges: list[tuple[str, str]], cuts: PreTokenizer, whole: bool = False
+) -> Tokenizer:
+    """A byte-pair encoding; with `whole`, pieces that are tokens are not merged. Raises ValueError."""
+    served = Tokenizer(_calm(lambda: models.BPE(vocab, merges, ignore_merges=whole)))
+    served.pre_tokenizer, served.decoder = cuts, decoders.ByteLevel()
+    return served
+
+
+def _of_folder(path: Path) -> tuple[Tokenizer, int, int | None]:
+    names = ("tokenizer_config.json", "special_tokens_map.json", "config.json")
+    settings = {name: json.loads((path / name).read_bytes()) for name in names if (path / name).exists()}
+    tokenizer, vocab, merges = (str(path / name) for name in ("tokenizer.json", "vocab.json", "merges.txt"))
+    if Path(tokenizer).exists():
+        served = _calm(lambda: Tokenizer.from_file(tokenizer))
+    elif Path(merges).exists():
+        served = byte_level(*_calm(lambda: models.BPE.read_file(vocab, merges)), CUTS["gpt-2"])
+        served.add_special_tokens([BOS])
+    else:
+        way = "save_pretrained of transformers.AutoTokenizer writes the first"
+        raise UserError(f"{path} has neither tokenizer.json nor vocab.json and merges.txt: {way}")
+    config = settings.get("config.json", {})
+    bos = config.get("bos_token_id")
+    if bos not in served.get_added_tokens_decoder():  # a default, which nobody gave the tokenizer
+        bos = None
+    named = [found["bos_token"] for found in settings.values() if "bos_token" in found]
+    if named:
+        name = named[0]["content"] if isinstance(named[0], dict) else named[0]
+        served.add_special_tokens([name] if name else [])
+        bos = served.token_to_id(name) if name else None
+    return served, config["vocab_size"], bos
+
+
+def _of_gguf(path: Path) -> tuple[Tokenizer, int, int | None]:
+    fields = read_gguf(path).fields.items()
+    known = {name.removeprefix("tokenizer.ggml."): field.contents() for name, field in fields}
+    model, cuts = known.get("model"), known.get("pre", "default")
+    if cuts == "default" and known.get("general.architecture") == "gpt2":
+        cuts = "gpt-2"
+    if model != "gpt2" or cuts not in CUTS:
+        possible = f"model gpt2 with pre {', '.join(CUTS)}: give the Hugging Face folder"
+        raise UserError(f"{path} has a tokenizer of model {model} with pre {cuts}; known is {possible}")
+    bos, kinds = known.get("bos_token_id"), known["token_type"]
+    ids = {token: i for i, token in enumerate(known["tokens"]) if kinds[i] != UNUSED}
+    pairs = [(left, right) for left, right in (merge.split(" ") for merge in known["merges"])]
+    served = byte_level(ids, pairs, CUTS[cuts], whole=cuts == "llama-bpe")
+    served.add_special_tokens([token for token, i in ids.items() if kinds[i] == CONTROL or i == bos])
+    served.add_tokens([token for token, i in ids.items() if kinds[i] == USER_DEFINED])
+    return served, len(kinds), bos
+
+
+def _calm(call: Callable[[], T]) -> T:
+    """What `call` gives; ValueError in a line for what the Rust code raises, or panics with."""
+    try:
+        return call()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic is no Exception
+        raise ValueError(textwrap.shorten(str(error), 150, placeholder=" ...")) from None
+
+
+def _spelled(token: str, decoder: str) -> bytes:
+    """The bytes of a token, as `decoder` (in JSON) reads it."""
+    if "ByteLevel" in decoder and {*token} <= BYTES.keys():
+        return bytes(BYTES[letter] for letter in token)
+    if "ByteFallback" in decoder and re.fullmatch("<0x[0-9A-F]{2}>", token):
+        return bytes.fromhex(token[3:5])
+    return (token.replace("▁", " ") if "▁" in decoder else token).encode()
