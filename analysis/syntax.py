@@ -65,7 +65,7 @@ def add_syntax(
     Raises `UserError` for a treebank without a relation of which both halves have usable arcs.
     """
     generator = torch.Generator().manual_seed(seed_for(seed, "syntax"))
-    texts, cut, skipped = _texts(sentences, tokenizer, model.config.context_length, generator)
+    texts, cut, skipped = texts_of(sentences, tokenizer, model.config.context_length, generator)
     arcs = [(n, text.half, arc) for n, text in enumerate(texts) for arc in text.arcs]
     halves: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for number, (_, half, arc) in enumerate(arcs):
@@ -103,7 +103,7 @@ def add_syntax(
     summary["syntax"] = about | {"cut": cut, "skipped": dict(skipped), "relations": relations}
 
 
-def _texts(
+def texts_of(
     sentences: Sequence[Sentence], tokenizer: Tokenizer, context: int, generator: torch.Generator
 ) -> tuple[list[Text], int, Counter[str]]:
     """Those with arcs, the longest first; how many sentences do not fit; what was skipped, by reason."""
