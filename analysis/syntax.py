@@ -117,7 +117,8 @@ def texts_of(
             skipped["sentences that the tokenizer cannot encode"] += 1
             continue
         tokens = [*bos, *ids.tolist()]
-        begins = [-1, *(begin for begin, _ in spans[not bos :])]  # the first position is part of no word
+        # The first position is part of no word, nor is a token that stands for no character.
+        begins = [-1, *(begin if begin < end else -1 for begin, end in spans[not bos :])]
         cut += len(tokens) > context
         words, arcs = _aligned(sentence, begins, context, skipped)
         if arcs:
