@@ -29,7 +29,7 @@ from model.transformer import GPT
 HEAD_LATER = ("nsubj", "det", "amod", "case", "aux", "mark")
 HEAD_EARLIER = ("obj", "obl", "nmod", "conj", "advmod")
 RULE = "accuracy on its arcs 0.1 above both baselines, on both halves of the treebank, n >= 200"
-TOKENS, WEIGHTS = 2**12, 2**22  # held at once: tokens of a batch, weights of a layer
+TOKENS, WEIGHTS = 2**10, 2**22  # held at once: tokens of a batch, weights of a layer
 
 
 class Arc(NamedTuple):
