@@ -250,15 +250,11 @@ def test_the_interval_is_as_wide_as_the_spread_of_the_changes_over_sequences() -
 
 def test_of_two_documents_the_interval_reaches_from_the_one_to_the_other_however_long_they_are() -> None:
     """A quarter of the resamples holds one of them alone."""
-    model, probes = model_of(), padded(2)
-    cut = replace(
-        probes["text"], segment_BT=torch.where(torch.arange(LENGTH) < torch.tensor([[32], [9]]), 0, -1)
-    )
-    texts = [only(cut, 0), Probe(cut.tokens_BT[1:, :9])]
-    found = [
-        ablated(model, probes | {"text": text}, {(0, 1): ["sink"]})["heads"][1]["ablation"]
-        for text in (cut, *texts)
-    ]
+    model, probes = model_of(), probes_of(2)
+    segment_BT = torch.where(torch.arange(LENGTH) < torch.tensor([[LENGTH], [9]]), 0, -1)
+    probes |= {"text": replace(probes["text"], segment_BT=segment_BT)}
+    alone = [{name: only(probe, n) for name, probe in probes.items()} for n in range(2)]
+    found = [ablated(model, some, {(0, 1): ["sink"]})["heads"][1]["ablation"] for some in (probes, *alone)]
     both, *each = [effect["zero"]["natural"] for effect in found]
     assert both["ci"] == pytest.approx(sorted(effect["change"] for effect in each), abs=1e-5)
     mean = (31 * each[0]["change"] + 8 * each[1]["change"]) / 39
