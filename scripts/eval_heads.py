@@ -59,7 +59,6 @@ def main(given: Namespace) -> None:
     device = choose_device(given.device)
     sentences = read_treebank(given.treebank) if given.treebank else None
     run = load_published_run(given.hf, given.corpus, given.context) if given.hf else load_run(given.run, step)
-    warn(run.faults)
     for text in given.text:
         run.tokenizer.encode(text)  # what it does not know is told before the work
     config, seed = run.config, run.config.run.seed
@@ -78,6 +77,7 @@ def main(given: Namespace) -> None:
     del fresh
     if given.checkpoint == "all":
         add_timeline(document, every_checkpoint(run), probes, config.data.bos)
+    warn(run.faults)
     print(in_words(document), flush=True)
     folder = given.out or _default_out(given)
     try:

@@ -51,10 +51,12 @@ def load_run(folder: str | Path, step: int | None = None) -> SavedRun:
 def every_checkpoint(run: SavedRun) -> Iterator[tuple[int, GPT]]:
     """Step and model for each intact checkpoint of a run, ascending: the same model, filled anew.
 
-    What is wrong with the others is added to `run.faults`.
+    What is wrong with others is added to `run.faults`, which knows those behind `run.step` already.
     """
+    assert run.step is not None
     folder, line = run.folder / "checkpoints", looks("{n_fmt}/{total_fmt} checkpoints")
-    for step in tqdm(steps_in(folder), unit="checkpoint", delay=2, **line):
+    steps = [step for step in steps_in(folder) if step <= run.step]
+    for step in tqdm(steps, unit="checkpoint", delay=2, **line):
         try:
             path, _ = find_intact(folder, step)
         except UserError as error:
