@@ -153,7 +153,7 @@ def test_a_file_without_a_head_is_tied_and_its_numbers_are_meant_as_they_were_wr
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ({"architecture": "gemma"}, "architecture gemma is not known; llama and gpt2 are"),
+        ({"architecture": "gemma"}, "architecture gemma is not known; gpt2 and llama are"),
         ({"llama.rope.scaling.type": "linear"}, "llama.rope.scaling.type"),
         ({"llama.rope.scaling.factor": 4.0}, "llama.rope.scaling.factor"),
         ({"llama.rope.dimension_count": 2, "llama.attention.key_length": 4}, "partial_rotary_factor"),
