@@ -35,24 +35,25 @@ blocks.N.mlp.W_out       h.N.mlp.c_proj   layers.N.mlp.down_proj
 final_norm               ln_f             norm
 head                     lm_head          lm_head
 """
+# With what it means when a key is missing. In GGUF the name of the family stands in front.
 KEYS = """
-ours            GPT-2                         Llama, with what it means when a key is missing
-n_layer         n_layer                       num_hidden_layers
-n_head          n_head                        num_attention_heads
-n_kv_head       -                             num_key_value_heads=null
-d_model         n_embd                        hidden_size
-d_head          -                             head_dim=null
-d_mlp           n_inner=null                  intermediate_size
-mlp             activation_function=gelu_new  hidden_act=silu
-norm_eps        layer_norm_epsilon=1e-5       rms_norm_eps=1e-6
-rope_theta      -                             rope_theta=10000.0
-context_length  n_positions                   max_position_embeddings
-tie_embeddings  tie_word_embeddings=true      tie_word_embeddings=false
+ours            GPT-2                         Llama                        GGUF
+n_layer         n_layer                       num_hidden_layers            block_count
+n_head          n_head                        num_attention_heads          attention.head_count
+n_kv_head       -                             num_key_value_heads=null     attention.head_count_kv
+d_model         n_embd                        hidden_size                  embedding_length
+d_head          -                             head_dim=null                attention.key_length
+d_mlp           n_inner=null                  intermediate_size            feed_forward_length
+mlp             activation_function=gelu_new  hidden_act=silu              -
+norm_eps        layer_norm_epsilon=1e-5       rms_norm_eps=1e-6            attention.layer_norm_rms_epsilon
+rope_theta      -                             rope_theta=10000.0           rope.freq_base
+context_length  n_positions                   max_position_embeddings      context_length
+tie_embeddings  tie_word_embeddings=true      tie_word_embeddings=false    -
 """
 
 
 class Family:
-    """An architecture of theirs; `modules` and `keys` go from our names to theirs."""
+    """An architecture of theirs; `modules` and `keys` go from our names to theirs, `gguf` from its."""
 
     def __init__(self, column: int, architecture: str, prefix: str, norm: str, mlps: dict[str, str]):
         self.architecture, self.prefix, self.norm = architecture, prefix, norm
@@ -61,6 +62,7 @@ class Family:
         self.modules = {row[0]: row[column] for row in modules if row[column] != "-"}
         cells = {row[0]: row[column].split("=") for row in keys if row[column] != "-"}
         self.keys = {ours: cell[0] for ours, cell in cells.items()}
+        self.gguf = {row[3]: self.keys[row[0]] for row in keys if row[0] in self.keys and row[3] != "-"}
         self.defaults = {
             cell[0]: None if cell[1] == "null" else cell[1] for cell in cells.values() if cell[1:]
         }
@@ -122,9 +124,10 @@ def refuse_other(
     have = {_bare(name): [*shape] for name, shape in shapes.items()}
     if model.n_layer > len(have):
         raise UserError(f"it should have {model.n_layer:,} layers, and has {len(have)} tensors")
-    lacking = [part for key, part in BIASES.items() if not config.get(key)]
+    family = family_of(model)
+    lacking = [part for key, part in BIASES.items() if family is LLAMA and not config.get(key)]
     ours, want = _imagined(model, vocab_size), dict[str, list[int]]()
-    for name, parts in _places(family_of(model), ours).items():
+    for name, parts in _places(family, ours).items():
         if not (name.endswith(".bias") and any(part in name for part in lacking)):
             want[name] = [*_turned(name, torch.cat([ours[part] for part in parts])).shape]
     wrong = [f"{name} is missing" for name in want if name not in have]

@@ -25,29 +25,8 @@ from model.transformer import GPT
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
 
-GGUF_KEYS = {  # after the name of the architecture: in its config.json
-    "llama": {
-        "block_count": "num_hidden_layers",
-        "attention.head_count": "num_attention_heads",
-        "attention.head_count_kv": "num_key_value_heads",
-        "embedding_length": "hidden_size",
-        "attention.key_length": "head_dim",
-        "feed_forward_length": "intermediate_size",
-        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-        "rope.freq_base": "rope_theta",
-        "context_length": "max_position_embeddings",
-        "attention.sliding_window": "sliding_window",
-        "expert_count": "num_local_experts",
-    },
-    "gpt2": {
-        "block_count": "n_layer",
-        "attention.head_count": "n_head",
-        "embedding_length": "n_embd",
-        "feed_forward_length": "n_inner",
-        "attention.layer_norm_epsilon": "layer_norm_epsilon",
-        "context_length": "n_positions",
-    },
-}
+GGUF_KEYS = {"attention.layer_norm_epsilon": "layer_norm_epsilon"}  # besides those that both families have
+GGUF_KEYS |= {"attention.sliding_window": "sliding_window", "expert_count": "num_local_experts"}
 
 
 class Stored(NamedTuple):
@@ -179,18 +158,18 @@ def _gguf_config(reader: "GGUFReader") -> dict[str, Any]:
             raise UserError(f"{key} is no text in UTF-8") from None
         return float(str(np.float32(found))) if isinstance(found, float) else found  # 1e-05, as it was meant
 
-    if (kind := str(value("general.architecture"))) not in GGUF_KEYS:
-        raise UserError(f"architecture {kind[:40]} is not known; {' and '.join(GGUF_KEYS)} are")
+    if (kind := str(value("general.architecture"))) not in FAMILIES:
+        raise UserError(f"architecture {kind[:40]} is not known; {' and '.join(FAMILIES)} are")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    config = {theirs: value(f"{kind}.{key}") for key, theirs in GGUF_KEYS[kind].items()}
+    config = {theirs: value(f"{kind}.{key}") for key, theirs in (FAMILIES[kind].gguf | GGUF_KEYS).items()}
     config |= {"model_type": kind, "tie_word_embeddings": "output.weight" not in tensors}
     config |= {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
     if "token_embd.weight" in tensors:
         config["vocab_size"] = int(tensors["token_embd.weight"].shape[-1])
     scaled = [key for key in reader.fields if ".rope.scal" in key and value(key) not in ("none", 0, 1)]
     config["rope_type"] = ", ".join([*scaled, *({"rope_freqs.weight"} & {*tensors})]) or "default"
-    if (turned := value("llama.rope.dimension_count")) is not None:
-        config["head_dim"] = config["head_dim"] or turned
+    if (turned := value(f"{kind}.rope.dimension_count")) is not None:
+        config["head_dim"] = config.get("head_dim") or turned
         config["partial_rotary_factor"] = 1.0 if turned == config["head_dim"] else f"{turned} of a head"
     return config
 
@@ -200,9 +179,7 @@ def _dequantized(tensor: "ReaderTensor", pairs: int | None, transposed: bool) ->
 
     values = torch.empty(*map(int, reversed(tensor.shape)))
     try:
-        for first in range(
-            0, len(values), 1024
-        ):  # what `dequantize` holds besides is several times its result
+        for first in range(0, len(values), 1024):  # it holds several times what it gives
             rows = dequantize(tensor.data[first : first + 1024], tensor.tensor_type)
             values[first : first + 1024].copy_(torch.tensor(rows))
     except NotImplementedError:

@@ -121,7 +121,7 @@ def test_every_parameter_is_trained_once_and_decay_is_for_matrices_only(name, va
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_one_update_of_a_preset_moves_every_parameter_that_has_a_gradient(path):
-    small = ["--model.d_model", "16", "--model.n_layer", "2", "--model.n_head", "2"]
+    small = ["--model.d_model", "16", "--model.n_layer", "2", "--model.n_head", "2", "--model.n_kv_head", "2"]
     config = parse(["--config", str(path), *small]).config
     model = GPT(config.model, 11)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
