@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from analysis.probes import Pass, Probes, Scores, headlines, look, plain, record_of
 from analysis.rows import rows_of
+from configs.screen import looks
 from configs.seeds import seed_for
 from model.attention import Observation
 from model.transformer import GPT
@@ -67,14 +69,17 @@ def describe_heads(
     head in an untrained model of the same shape (`random_init`). `ci`: 95 % bootstrap interval over the
     probe's sequences.
     """
-    passes = {
-        name: look(model, name, probe, _uniform, *(partial(_only, n=n) for n in range(len(probe.tokens_BT))))
-        for name, probe in probes.items()
-    }
+    fresh, passes, untaught = untrained(model, seed), dict[str, Pass](), dict[str, Scores]()
+    with tqdm(total=2 * len(probes), unit="pass", delay=2, **looks("{n_fmt}/{total_fmt} probes read")) as bar:
+        for name, probe in probes.items():
+            each = (partial(_only, n=n) for n in range(len(probe.tokens_BT)))
+            passes[name] = look(model, name, probe, _uniform, *each)
+            bar.update()
+            untaught[name] = look(fresh, name, probe).scores
+            bar.update()
     record = record_of(passes, probes, bos_trained)
     uniform = headlines(*(one.substituted[0] for one in passes.values()))
-    fresh = untrained(model, seed)
-    random_init = headlines(*(look(fresh, name, probe).scores for name, probe in probes.items()))
+    random_init = headlines(*untaught.values())
     low, high = _interval(passes, probes, record["scores"], _generator(seed, "bootstrap"))
     tables = [record["scores"], *(_table(scores) for scores in (uniform, random_init, low, high))]
     heads = []

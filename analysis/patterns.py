@@ -54,14 +54,12 @@ def twice(block: Sequence[int], tokenizer: Tokenizer, context_length: int) -> li
     return [*bos, *block, *block]
 
 
-def encode(text: str, tokenizer: Tokenizer, context_length: int) -> list[int]:
-    """`text` as it is, behind BOS where there is one. Raises `UserError` where it does not fit."""
+def encode(text: str, tokenizer: Tokenizer, context_length: int) -> tuple[list[int], int]:
+    """`text` behind BOS where there is one, cut to what can be shown; and how many tokens it has whole."""
+    if not text:
+        raise UserError("the text is empty: there is no attention to show")
     tokens = [*_bos(tokenizer), *tokenizer.encode(text).tolist()]
-    most = min(LONGEST_TEXT, context_length)
-    if not text or len(tokens) > most:
-        size = f"gives {len(tokens)} tokens" if text else "is empty"
-        raise UserError(f"the text {size}; with BOS it may have up to {most}")
-    return tokens
+    return tokens[: min(LONGEST_TEXT, context_length)], len(tokens)
 
 
 def visible(tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:

@@ -5,7 +5,7 @@ A probe is a forward pass of its own, in evaluation mode, on tokens drawn once f
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +44,11 @@ class Probe:
         """Whether a token is one, and no padding: B x T."""
         everywhere = torch.ones_like(self.tokens_BT, dtype=torch.bool)
         return everywhere if self.segment_BT is None else self.segment_BT >= 0
+
+    def to(self, device: torch.device) -> "Probe":
+        """The same where a model is."""
+        segment_BT = None if self.segment_BT is None else self.segment_BT.to(device)
+        return replace(self, tokens_BT=self.tokens_BT.to(device), segment_BT=segment_BT)
 
 
 Probes = dict[str, Probe]  # text, text_without_bos (where `text` has one), repeat_short, repeat_long
@@ -112,12 +117,10 @@ def look(model: GPT, name: str, probe: Probe, *substitutes: Substitute) -> Pass:
                 )
             found[statistic].append(value_H.cpu().double())  # not every device has float64
 
-    tokens_BT, segment_BT = probe.tokens_BT.to(model.device), probe.segment_BT
+    probe = probe.to(model.device)
     with model.reading(), observe(model, collect):
-        x_BTC = model.hidden(
-            tokens_BT, segment_BT=None if segment_BT is None else segment_BT.to(model.device)
-        )
-        losses_BT = token_losses(model, x_BTC, tokens_BT)
+        x_BTC = model.hidden(probe.tokens_BT, segment_BT=probe.segment_BT)
+        losses_BT = token_losses(model, x_BTC, probe.tokens_BT)
     own, *others = [{name: torch.stack(score_H) for name, score_H in one.items()} for one in scores]
     return Pass(own, others, losses_BT.cpu(), skipped)
 

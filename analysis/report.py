@@ -11,7 +11,7 @@ import jinja2
 from plotly.offline import get_plotlyjs
 
 from analysis.heads import LABELS
-from analysis.view import FORMED, KINDS, View
+from analysis.view import FORMED, KINDS, View, colour_of
 from configs.cli import flat
 from configs.schema import TEXTS, Config, Model
 
@@ -26,10 +26,15 @@ def page(views: Sequence[View]) -> str:
     pages.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     pages.filters["score"] = lambda value: "none" if value is None else f"{value:.2f}"
     drawn = [{key: part for key, part in shown.items() if key != "config"} for shown in views]
+    found = [label for view in views for head in view["heads"].values() for label in head["labels"]]
+    rules = {label: rule.says for label, rule in LABELS.items()}
+    for view in views:
+        rules |= view["summary"]["rules"] or {}
+    labels = {label: colour_of(label) for label in [*LABELS, "syntactic:", *found]}
     return pages.get_template("report.html.j2").render(
         views=views,
-        data={"runs": drawn, "kinds": KINDS, "colours": RUN_COLOURS},
-        rules=LABELS,
+        data={"runs": drawn, "kinds": KINDS, "labels": labels, "colours": RUN_COLOURS},
+        rules=rules,
         formed_at=FORMED,
         texts=TEXTS,
         differing=differing(views),

@@ -1,10 +1,14 @@
-"""What a run looks like, gathered into plain data (JSON) that `report.py` and `picture.py` draw."""
+"""What a run or a published model looks like, as plain data (JSON) that `report.py` and `picture.py` draw."""
 
 import json
+from base64 import b64encode
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise, product
 from typing import Any
+
+import numpy as np
+import torch
 
 from analysis import patterns
 from analysis.heads import LABELS
@@ -17,9 +21,12 @@ from model.transformer import GPT
 COLOURS = ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#a6761d"]
 # By the score that ranks its heads: each label and its colour.
 KINDS = {rule.score: (label, colour) for (label, rule), colour in zip(LABELS.items(), COLOURS, strict=True)}
+SYNTACTIC = "#56b4e9"
 FORMED = 0.3  # a score from which on a head counts as one of its kind
 # The page stays below 8 MB, of which 4.8 are plotly.js: numbers per run, evenly thinned where there are more.
-MOST_POINTS, MOST_CELLS, MOST_WEIGHTS, MOST_PATTERNS, MOST_HEADS = 2000, 180_000, 500_000, 64, 200
+# The attention gets what the numbers leave of the room (bytes).
+MOST_POINTS, MOST_CELLS, MOST_HEADS, ROOM = 2000, 180_000, 1200, 2_900_000
+LONGEST_TITLE = 30
 View = dict[str, Any]
 Records = Sequence[dict[str, Any]]
 Heads = dict[str, dict[str, Any]]  # by `layer.head`
@@ -28,68 +35,83 @@ Heads = dict[str, dict[str, Any]]  # by `layer.head`
 def view(
     name: str,
     config: Config,
-    records: Records,
+    records: Records = (),
     heads: dict[str, Any] | None = None,
     model: GPT | None = None,
     tokenizer: Tokenizer | None = None,
-    text: str | None = None,
+    texts: Sequence[str] = (),
     runs: int = 1,
 ) -> View:
-    """One of the `runs` runs of a page: JSON, but for the configuration. What has no source is empty.
+    """One of the `runs` runs of a page, or a published model: JSON, but for the configuration.
 
-    `heads` is the content of heads.json. With a model its attention is shown: on `text`, or on the beginning
-    of a text of the probe, two times. Raises `UserError` for a text that the model cannot read.
+    What has no source is empty. `heads` is the content of heads.json. With a model its attention is shown: on
+    each of the `texts`, or on the beginning of a text of the probe, two times. Raises `UserError` for a text
+    that the model cannot read.
     """
     train, evals, probed, ends = (
         [r for r in records if r["kind"] == kind] for kind in ("train", "eval", "attention", "end")
     )
-    step = max(record["step"] for record in records)
+    document = heads or {}
+    about, summary = document.get("model", {}), document.get("summary", {})
+    timeline = summary.get("timeline") or (_recorded(probed) if probed or not document else _moment(document))
+    steps, scores = timeline["steps"], timeline["scores"]
+    found = {kind: [best(rows) for rows in scores.get(kind, [])] for kind in KINDS}
+    probe = {"step": steps} | {key: timeline[key] for key in ("repeat_loss_1", "repeat_loss_2")} | found
+    formed = {
+        kind: [(at, one[1]) for at, one in zip(steps, bests, strict=True) if one and one[0] >= FORMED]
+        for kind, bests in found.items()
+    }
+    last = {name: rows[-1] for name, rows in scores.items()}
+    cells = sum(len(row) for rows in last.values() for row in rows)
+    most = max(2, min(MOST_POINTS, MOST_CELLS // max(1, cells)) // runs)
+    step = max((record["step"] for record in records), default=about.get("step", 0))
     stages = _stages(config, step)
     means = smooth([r["loss"] for r in train], [r["step"] for r in train], [s["after"] for s in stages])
     train = [record | {"smooth": mean} for record, mean in zip(train, means, strict=True)]
-    probe = [r | r["model"] | {kind: best(r["scores"][kind]) for kind in KINDS} for r in probed]
-    last = probed[-1] if probed else {"step": None, "scores": {}}
-    cells = sum(len(row) for rows in last["scores"].values() for row in rows)
-    mapped = thin(probed, max(2, min(MOST_POINTS, MOST_CELLS // max(1, cells)) // runs))
-    # A user's own statistic may be missing from records that were written without it.
-    scores = {statistic: [r["scores"].get(statistic) for r in mapped] for statistic in last["scores"]}
-    document = heads or {}
-    table = _table(document.get("heads"), last["scores"])
+    table = _table(document.get("heads"), last)
     leaders = _leaders(table, typed=bool(document))
     kept = [name for n, name in enumerate(table) if n < MOST_HEADS // runs or name in leaders.values()]
     shown = {
         "name": name,
-        "parameters": model and model.num_parameters(),
+        "published": about.get("published"),
+        "parameters": model.num_parameters() if model else about.get("parameters"),
         "step": step,
         "seconds": round(ends[-1]["seconds"]) if ends else None,
         "stages": stages,
         "validated_on": config.data.source,
         "train": _columns(train, MOST_POINTS, "loss", "smooth"),
         "eval": _columns(evals, MOST_POINTS // runs, "loss", "loss_sem", "bits_per_byte"),
-        "probe": _columns(probe, MOST_POINTS // runs, "repeat_loss_1", "repeat_loss_2", *KINDS),
-        "formed": {
-            kind: next(((r["step"], r[kind][1]) for r in probe if r[kind] and r[kind][0] >= FORMED), None)
-            for kind in KINDS
-        },
-        "maps": {"step": [r["step"] for r in mapped], "scores": scores},
+        "probe": {key: thin(column, MOST_POINTS // runs) for key, column in probe.items()},
+        "formed": {kind: places[0] if places else None for kind, places in formed.items()},
+        "crossed": _crossings(document.get("heads", []), timeline),
+        "maps": {"step": thin(steps, most), "scores": {n: thin(rows, most) for n, rows in scores.items()}},
         "typed": bool(document),
-        "heads_step": document.get("model", last).get("step"),
+        "heads_step": about.get("step", steps[-1] if steps else None),
         "heads": {place: table[place] for place in kept},
         "more_heads": len(table) - len(kept),
         "best": leaders,
+        "summary": {part: summary.get(part) for part in ("ablation", "circuits", "syntax", "rules")},
+        "fell": timeline.get("fell"),
     }
     # Four significant digits of each number are what a reader can use.
     shown = json.loads(json.dumps(shown), parse_float=lambda digits: float(f"{float(digits):.4g}"))
+    room = ROOM // runs - len(json.dumps(shown, separators=(",", ":")))
     shown |= {"config": config, "attention": []}
     if model is not None and tokenizer is not None:
-        texts = _texts(text, document.get("probe", {}).get("example"), tokenizer, config)
-        if text is None and "induction" in leaders:
-            texts.reverse()  # what an induction head does is clearest on random tokens
-        for title, tokens in texts:
-            weights = _weights(model, tokens, [*leaders.values(), *table], runs)
+        read = _texts(texts, document, tokenizer, config)
+        if not texts and "induction" in leaders:
+            read.reverse()  # what an induction head does is clearest on random tokens
+        each = 4 / 3 * sum(len(tokens) * (len(tokens) + 1) / 2 for _, tokens, _ in read)  # bytes of one head
+        for title, tokens, whole in read:
+            weights = _weights(model, tokens, [*leaders.values(), *table], max(1, int(room / each)))
             visible = patterns.visible(tokens, tokenizer)
-            shown["attention"].append({"title": title, "tokens": visible, "thousandths": weights})
+            shown["attention"].append({"title": title, "tokens": visible, "of": whole, "weights": weights})
     return shown
+
+
+def colour_of(label: str) -> str:
+    """The colour of a label; of all syntactic ones the same."""
+    return dict(KINDS.values()).get(label, SYNTACTIC if label.startswith("syntactic:") else "#555555")
 
 
 def thin(items: Sequence[Any], most: int) -> list[Any]:
@@ -129,14 +151,57 @@ def _columns(records: Records, most: int, *keys: str) -> dict[str, list[Any]]:
     return {key: [record[key] for record in kept] for key in ("step", *keys)}
 
 
+def _recorded(probed: Records) -> dict[str, Any]:
+    """A timeline of what a training recorded."""
+    # A user's own statistic may be missing from records that were written without it.
+    names = probed[-1]["scores"] if probed else []
+    losses = {key: [r["model"][key] for r in probed] for key in ("repeat_loss_1", "repeat_loss_2")}
+    scores = {name: [r["scores"].get(name) for r in probed] for name in names}
+    return {"steps": [r["step"] for r in probed], "scores": scores} | losses
+
+
+def _moment(document: dict[str, Any]) -> dict[str, Any]:
+    """The timeline of a model that was evaluated once."""
+    heads, summary = document["heads"], document["summary"]
+    rows = [[h for h in heads if h["layer"] == i] for i in range(1 + heads[-1]["layer"])]
+    scores = {name: [[[h["scores"][name] for h in row] for row in rows]] for name in heads[0]["scores"]}
+    losses = {key: [summary.get(key)] for key in ("repeat_loss_1", "repeat_loss_2")}
+    return {"steps": [document["model"].get("step")], "scores": scores} | losses
+
+
+def _crossings(heads: list[dict[str, Any]], timeline: dict[str, Any]) -> list[dict[str, Any]]:
+    """Which head got which label at which checkpoint for the first time, and its score there."""
+    found = []
+    for head, (kind, (label, _)) in product(heads, KINDS.items()):
+        i, j, step = head["layer"], head["head"], head.get("crossed", {}).get(label)
+        if step is not None:
+            n, scores = timeline["steps"].index(step), timeline["scores"]
+            # A previous-token head may look two back.
+            score = max(scores[name][n][i][j] or 0.0 for name in (kind, f"{kind}2") if name in scores)
+            found.append({"kind": kind, "head": f"{i}.{j}", "step": step, "score": score})
+    return found
+
+
 def _table(described: list[dict[str, Any]] | None, scores: dict[str, Any]) -> Heads:
-    """The heads as in heads.json, or of the last scores alone; labelled ones first, then by best score."""
-    bare = [
-        {"layer": i, "head": j, "scores": {kind: scores[kind][i][j] for kind in KINDS}}
-        for i, row in enumerate(scores.get("induction", []))
-        for j in range(len(row))
+    """The heads as in heads.json, or of the last scores alone; labelled ones first, then by best score.
+
+    A score stands with its interval and nulls: score, low, high, uniform, random_init.
+    """
+    L, H = np.shape(next(iter(scores.values()), [[]]))
+    bare: list[dict[str, Any]] = [
+        {"layer": i, "head": j, "scores": {name: rows[i][j] for name, rows in scores.items()}}
+        for i, j in product(range(L), range(H))
     ]
-    heads = [{"labels": [], "ci": {}, "null": {}} | head for head in described or bare]
+    heads = []
+    for head in described or bare:
+        numbers = {}
+        for name, score in head["scores"].items():
+            null = head.get("null", {}).get(name, {})
+            interval = head.get("ci", {}).get(name) or (None, None)
+            numbers[name] = [score, *interval, null.get("uniform"), null.get("random_init")]
+        extra = {part: head.get(part) for part in ("ablation", "copying", "syntax", "crossed")}
+        place = {"layer": head["layer"], "head": head["head"], "labels": head.get("labels", [])}
+        heads.append(place | extra | {"scores": numbers})
     heads.sort(key=lambda head: (not head["labels"], -max(_score(head, kind) for kind in KINDS)))
     return {f"{head['layer']}.{head['head']}": head for head in heads}
 
@@ -153,30 +218,41 @@ def _leaders(heads: Heads, typed: bool) -> dict[str, str]:
 
 
 def _score(head: dict[str, Any], kind: str) -> float:
-    return head["scores"].get(kind) or 0.0
+    return head["scores"].get(kind, [0.0])[0] or 0.0
 
 
 def _texts(
-    given: str | None, example: list[int] | None, tokenizer: Tokenizer, config: Config
-) -> list[tuple[str, list[int]]]:
-    """What the model reads, by titles. Random tokens are those of the example: they occur in training."""
-    T = config.model.context_length
-    shuffled = patterns.shuffled(example or tokenizer.symbols.tolist())
-    texts = [("distinct tokens at random, two times", patterns.twice(shuffled, tokenizer, T))]
-    if given is not None:
-        texts.insert(0, ("your text", patterns.encode(given, tokenizer, T)))
-    elif example is not None:
-        what = "text" if config.data.source in TEXTS else "sequence"
+    given: Sequence[str], document: dict[str, Any], tokenizer: Tokenizer, config: Config
+) -> list[tuple[str, list[int], int]]:
+    """What the model reads: titles, tokens, and how many there would be, had they room.
+
+    Random tokens are those of the probe's example: they occur in training.
+    """
+    T, example = config.model.context_length, document.get("probe", {}).get("example")
+    texts = []
+    for text in given:
+        line = " ".join(text.split())
+        title = f"“{line[:LONGEST_TITLE]}{'…' if line[LONGEST_TITLE:] else ''}”"
+        texts.append((title, *patterns.encode(text, tokenizer, T)))
+    if example is not None and not given:
+        what = "validation text" if config.data.source in TEXTS else "validation sequence"
+        what = "text of the probe" if document["model"].get("published") else what
         phrase = patterns.twice(patterns.phrase(example, tokenizer), tokenizer, T)
-        texts.insert(0, (f"validation {what}, two times", phrase))
-    return texts
+        texts.append((f"{what}, two times", phrase, len(phrase)))
+    shuffled = patterns.shuffled(example or tokenizer.symbols.tolist())
+    block = patterns.twice(shuffled, tokenizer, T)
+    return [*texts, ("distinct tokens at random, two times", block, len(block))]
 
 
-def _weights(model: GPT, tokens: list[int], first: list[str], runs: int) -> dict[str, list[list[int]]]:
-    """Attention in thousandths, a row per query up to itself, of as many heads as the page has room for."""
-    A_LHTT = (1000 * patterns.attention(model, tokens)).round().int()
-    L, H, T, _ = A_LHTT.shape
-    places = {f"{i}.{j}": A_LHTT[i, j] for i, j in product(range(L), range(H))}
-    most = max(1, min(MOST_PATTERNS, MOST_WEIGHTS // T**2) // runs)
+def _weights(model: GPT, tokens: list[int], first: list[str], most: int) -> dict[str, str]:
+    """Attention of so many heads: base64 of a byte a weight, 255 times its square root.
+
+    A row per query, up to itself. So the smallest weights are the finest, as in the colours; the error is at
+    most 0.004, at weight 1.
+    """
+    byte_LHTT = (255 * patterns.attention(model, tokens).clamp(0, 1).sqrt()).round().byte()
+    L, H, T, _ = byte_LHTT.shape
+    past_TT = torch.ones(T, T, dtype=torch.bool).tril()
+    places = {f"{i}.{j}": byte_LHTT[i, j] for i, j in product(range(L), range(H))}
     kept = list(dict.fromkeys([*first, *places]))[:most]
-    return {name: [row_T[: t + 1].tolist() for t, row_T in enumerate(places[name])] for name in kept}
+    return {name: b64encode(bytes(places[name][past_TT].tolist())).decode() for name in kept}

@@ -94,17 +94,20 @@ class GPT(nn.Module):
         `segment_BT`, for whole texts without a cache: the document of each token, -1 for padding. Attention
         stays inside a document; learned positions count from the start of the row all the same.
         """
-        x_BTC = self.token_embedding(tokens_BT)
-        if self.position_embedding is not None:
-            first = cache.length if cache else 0
-            x_BTC = x_BTC + self.position_embedding.weight.narrow(0, first, tokens_BT.size(1))
-        if self.config.embed_norm:
-            x_BTC = F.rms_norm(x_BTC, (self.config.d_model,))
-        x_BTC = self.dropout(x_BTC)
+        x_BTC = self.embed(tokens_BT, cache.length if cache else 0)
         layers = cache.layers if cache else [None] * len(self.blocks)
         for block, layer in zip(self.blocks, layers, strict=True):
             x_BTC = block(x_BTC, layer, segment_BT)
         return x_BTC
+
+    def embed(self, tokens_BT: Tensor, first: int = 0) -> Tensor:
+        """The residual stream before the first block, `B x T x C`; tokens stand at places from `first` on."""
+        x_BTC = self.token_embedding(tokens_BT)
+        if self.position_embedding is not None:
+            x_BTC = x_BTC + self.position_embedding.weight.narrow(0, first, tokens_BT.size(1))
+        if self.config.embed_norm:
+            x_BTC = F.rms_norm(x_BTC, (self.config.d_model,))
+        return self.dropout(x_BTC)
 
     def logits(self, x_BTC: Tensor) -> Tensor:
         """Of any places of the last residual stream: those of many places at once are large."""

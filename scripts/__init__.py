@@ -15,17 +15,22 @@ def serve(parser: Parser, work: Callable[[Namespace], None], argv: list[str], ve
     """Read the command line and do the work; a wrong request is one line and exit code 2.
 
     The word after the option `verbatim` is its value whatever it is: argparse would take a text that begins
-    with "-" for an option, and "--" for nothing.
+    with "-" for an option, and "--" for nothing. Where its default is a list, each occurrence adds to it.
     """
-    kept = {}
-    for at, word in enumerate(argv):
+    texts, others, words = [], [], iter(argv)
+    for word in words:
         name, equals, text = word.partition("=")
-        if name == verbatim and (equals or at + 1 < len(argv)):
-            kept[verbatim.lstrip("-")] = text if equals else argv[at + 1]
-            argv = argv[:at] + argv[at + 2 - len(equals) :]
-            break
+        value = text if equals else next(words, None) if name == verbatim else None
+        if name == verbatim and value is not None:
+            texts.append(value)
+        else:
+            others.append(word)
     with exits():
-        work(Namespace(**vars(parser.parse_args(argv)) | kept))
+        given = parser.parse_args(others)
+        if texts:
+            name = verbatim.lstrip("-")
+            setattr(given, name, texts if isinstance(getattr(given, name), list) else texts[-1])
+        work(given)
 
 
 @contextmanager

@@ -14,10 +14,12 @@ from scripts import serve, warn
 PARSER = Parser(prog="python -m scripts.report", description=__doc__, allow_abbrev=False)
 PARSER.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder")
 PARSER.add_argument("--compare", nargs="+", type=Path, metavar="RUN", help="two or more runs on one page")
-PARSER.add_argument("--text", help="show the attention on this text")
+about = "show the attention on this text; may be given several times"
+PARSER.add_argument("--text", action="append", default=[], help=about)
 where = "where to write it (default: RUN/report.html, or compare-RUN-RUN.html beside the first run)"
 PARSER.add_argument("--out", type=Path, metavar="HTML", help=where)
-PARSER.add_argument("--png", type=Path, help="also draw the phase change and the heads of one run")
+about = "also draw the phase change and the heads of one run; .svg too"
+PARSER.add_argument("--png", type=Path, metavar="FILE", help=about)
 
 
 def main(given: Namespace) -> None:
@@ -46,7 +48,7 @@ def main(given: Namespace) -> None:
         raise UserError(f"cannot write {error.filename or page}: {error.strerror}") from None
 
 
-def gather(folder: Path, name: str, text: str | None, runs: int) -> dict[str, Any]:
+def gather(folder: Path, name: str, texts: list[str], runs: int) -> dict[str, Any]:
     """The view of a run folder; without a checkpoint it has no attention to show."""
     from analysis.view import view
     from training.checkpoints import steps_in
@@ -69,7 +71,7 @@ def gather(folder: Path, name: str, text: str | None, runs: int) -> dict[str, An
         return view(name, config, records, known, runs=runs)
     saved = load_run(folder)
     warn(saved.faults)
-    return view(name, config, records, known, saved.model, saved.tokenizer, text, runs)
+    return view(name, config, records, known, saved.model, saved.tokenizer, texts, runs)
 
 
 if __name__ == "__main__":

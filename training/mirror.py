@@ -6,6 +6,7 @@ What goes wrong there never ends a run: one warning, and metrics.jsonl goes on. 
 import os
 import shutil
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -71,16 +72,7 @@ class MirroredLog(JsonLines):
         if self._run is None:
             return
         with self._forgiving():
-            from wandb import Table
-
-            names = list(document["heads"][0]["scores"])
-            table = Table(["layer", "head", "labels", *names])
-            for head in document["heads"]:
-                scores = map(head["scores"].get, names)
-                table.add_data(head["layer"], head["head"], ", ".join(head["labels"]), *scores)
-            # Bound beforehand it becomes no artifact, which would lie outside the run folder.
-            table.bind_to_run(self._run, "heads", "summary")
-            self._run.summary["heads"] = table
+            _show_heads(self._run, document)
 
     def __enter__(self) -> Self:
         return self
@@ -127,6 +119,42 @@ class MirroredLog(JsonLines):
             _warn(f"{_line(error)}; metrics.jsonl has everything{rest}")
             with suppress(Exception, SystemExit):
                 _end(run, exit_code=1)
+
+
+def log_evaluation(folder: Path, config: Config, mode: str, document: dict[str, Any], picture: Path) -> None:
+    """A run of its own there, below `folder`, with the table of the heads and the picture."""
+    log = config.log.model_copy(update={"wandb": mode})
+    config = config.model_copy(update={"log": log})
+    run = None
+    try:
+        with _overruling(config):
+            if run := _open(folder, config, uuid.uuid4().hex[:8]):
+                from wandb import Image
+
+                _show_heads(run, document)
+                run.log({"heads/picture": Image(str(picture))})
+                _end(run, exit_code=0)
+    except (Exception, SystemExit) as error:
+        _warn(f"{_line(error)}; {folder} has everything")
+        with suppress(Exception, SystemExit):
+            _end(run, exit_code=1)
+
+
+def _show_heads(run: Any, document: dict[str, Any]) -> None:
+    """The table, one head a row; what removing it does to both losses in the last columns."""
+    from wandb import Table
+
+    names = list(document["heads"][0]["scores"])
+    removals = [(way, loss) for way in ("mean", "zero") for loss in ("natural", "repeat")]
+    columns = ["layer", "head", "labels", *names, *(f"{way}_ablation_{loss}" for way, loss in removals)]
+    table = Table(columns)
+    for head in document["heads"]:
+        row = [head["layer"], head["head"], ", ".join(head["labels"]), *map(head["scores"].get, names)]
+        effects = head["ablation"]
+        table.add_data(*row, *(effects and effects[way][loss]["change"] for way, loss in removals))
+    # Bound beforehand it becomes no artifact, which would lie outside the run folder.
+    table.bind_to_run(run, "heads", "summary")
+    run.summary["heads"] = table
 
 
 def numbers(record: dict[str, Any]) -> dict[str, float]:

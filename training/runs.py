@@ -1,16 +1,20 @@
 """A run read back from its folder: for sampling, reports, and your own scripts (docs/python.md)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tqdm import tqdm
 
 from configs import UserError
 from configs.cli import load_config, validate
 from configs.schema import Config
+from configs.screen import looks
 from data.tokenizers import Tokenizer, load_tokenizer
 from model.layers import PRECISIONS
 from model.published import open_published
 from model.transformer import GPT
-from training.checkpoints import find_intact, load_weights
+from training.checkpoints import find_intact, load_weights, steps_in
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,22 @@ def load_run(folder: str | Path, step: int | None = None) -> SavedRun:
     load_weights(path, model)
     step = int(path.name.removeprefix("step-"))
     return SavedRun(folder, config, tokenizer, model.eval(), step, faults)
+
+
+def every_checkpoint(run: SavedRun) -> Iterator[tuple[int, GPT]]:
+    """Step and model for each intact checkpoint of a run, ascending: the same model, filled anew.
+
+    What is wrong with the others is added to `run.faults`.
+    """
+    folder, line = run.folder / "checkpoints", looks("{n_fmt}/{total_fmt} checkpoints")
+    for step in tqdm(steps_in(folder), unit="checkpoint", delay=2, **line):
+        try:
+            path, _ = find_intact(folder, step)
+        except UserError as error:
+            run.faults.append(str(error))
+            continue
+        load_weights(path, run.model)
+        yield step, run.model
 
 
 def load_published_run(

@@ -68,3 +68,91 @@ def heads(L: int = 2, H: int = 2, labels: dict[tuple[int, int], list[str]] | Non
 
     entries = [entry(i, j) for i in range(L) for j in range(H)]
     return {"model": {"step": 300}, "probe": {"example": list(range(10))}, "heads": entries, "summary": {}}
+
+
+def effect(change: float) -> dict[str, Any]:
+    """What a removal changes on both probes; the bounds are 0.005 away."""
+    return {
+        "natural": {"change": change, "ci": [change - 0.005, change + 0.005]},
+        "repeat": {"change": 10 * change, "ci": [10 * change - 0.005, 10 * change + 0.005]},
+    }
+
+
+def evaluated(document: dict[str, Any], steps: tuple[int, ...] = (0, 100, 200, 300)) -> dict[str, Any]:
+    """The same with all that an evaluation can add: labelled heads are removed, the first step has none."""
+    labels: dict[str, list[list[int]]] = {}
+    for head in document["heads"]:
+        place, n = [head["layer"], head["head"]], len(labels)
+        for label in head["labels"]:
+            labels.setdefault(label, []).append(place)
+        head["copying"] = {"score": 0.5 - n / 10, "random_init": 0.01}
+        head["syntax"] = {"nsubj": 0.25 + head["head"] / 8, "obj": 0.5}
+        head["crossed"] = dict.fromkeys(head["labels"], steps[-2])
+        if head["labels"]:
+            head["ablation"] = {"mean": effect(0.03), "zero": effect(0.04)}
+    groups = [
+        {
+            "label": label,
+            "heads": places,
+            "mean": effect(0.2),
+            "zero": effect(0.3),
+            "control": {
+                "pool": "untyped",
+                "draws": [[[0, 0]]] * 3,
+                "mean": effect(0.001),
+                "zero": effect(0.002),
+            },
+        }
+        for label, places in labels.items()
+    ]
+    relation = {
+        "n": 240,
+        "head": [0, 1],
+        "ci": [0.6, 0.8],
+        "offset": -1,
+        "offset_accuracy": 0.5,
+        "random_init": 0.2,
+    }
+    shape = 1 + document["heads"][-1]["layer"], 1 + document["heads"][-1]["head"]
+    scores = [attention(step, *shape)["scores"] for step in steps]
+    document["summary"] = {
+        "rules": {"syntactic:<relation>": "as made up"},
+        "ablation": {"baseline": {"natural": 1.75, "repeat": 0.125}, "groups": groups},
+        "circuits": [
+            {
+                "previous": [0, 1],
+                "induction": [1, 0],
+                "k_composition": 0.625,
+                "others": 0.25,
+                "random_init": 0.125,
+            }
+        ],
+        "syntax": {
+            "treebank": "made-up",
+            "sentences": 100,
+            "words": 900,
+            "cut": 3,
+            "skipped": {},
+            "relations": {
+                "nsubj": relation | {"accuracy": 0.7, "margin": 0.2},
+                "obj": relation | {"accuracy": 0.625, "margin": 0.125, "head": [1, 1]},
+            },
+        },
+        "timeline": {
+            "steps": list(steps),
+            "repeat_loss_1": [4.5 for _ in steps],
+            "repeat_loss_2": [4.0 - step / 100 for step in steps],
+            "scores": {name: [one[name] for one in scores] for name in SCORES},
+            "fell": steps[-2],
+        },
+    }
+    return document
+
+
+def published(document: dict[str, Any]) -> dict[str, Any]:
+    """The same of a model that has no steps."""
+    for head in document["heads"]:
+        head.pop("crossed", None)
+    document["summary"].pop("timeline", None)
+    document["summary"] |= {"repeat_loss_1": 4.5, "repeat_loss_2": 0.125}
+    return document | {"model": {"published": "made-up-135m", "parameters": 134_515_008}}

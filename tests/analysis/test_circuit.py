@@ -6,65 +6,9 @@ import pytest
 import torch
 
 from analysis.probes import make_probes, measure
-from configs.schema import Config
 from data.loading import load_source
 from model.backends import BACKENDS
-from model.transformer import GPT
-
-T, V = 64, 65  # 64 symbols and BOS
-CONFIG = Config.model_validate(
-    {
-        "data": {"source": "repeats"},
-        "model": {
-            "n_layer": 2,
-            "n_head": 2,
-            "d_model": 3 * V + T,
-            "d_head": V,
-            "context_length": T,
-            "position": "learned",
-            "mlp": "none",
-            "norm": "rmsnorm",
-            "norm_gain": False,
-        },
-    }
-)
-# Parts of the residual stream: the token, its place, the token before it, the prediction; one-hot each.
-TOKEN, PLACE, BEFORE, NEXT = (
-    slice(start, start + n) for start, n in ((0, V), (V, T), (V + T, V), (2 * V + T, V))
-)
-SCORE = 40.0  # of a match, against 0: all the weight
-
-
-def induction_circuit(backend: str, distance: int = 1) -> GPT:
-    """Head 0 of layer 0 writes the token `distance` before into BEFORE; that of layer 1 looks for its own.
-
-    Head 1 of both layers is silent and uniform. One-hot parts give every activation the same norm, sqrt(2)
-    and then sqrt(3), so that the norm in front of each layer is a known factor.
-    """
-    config = CONFIG.model.model_copy(update={"backend": backend})
-    model = GPT(config, V, torch.Generator())
-    C, D = config.d_model, config.d_head
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        model.token_embedding.weight[:, TOKEN] = torch.eye(V)
-        model.position_embedding.weight[:, PLACE] = torch.eye(T)
-        first, second = model.attentions()
-        for layer, query, key, target, back, parts in (
-            (first, PLACE, PLACE, BEFORE, distance, 2),
-            (second, TOKEN, BEFORE, NEXT, 0, 3),
-        ):
-            n, dot = (
-                query.stop - query.start,
-                C / parts * D**-0.5,
-            )  # scaled product of two equal one-hot parts
-            # Place i asks for place i - distance, a token for itself; keys are as they are.
-            layer.W_q.weight[:n, query] = SCORE / dot * torch.eye(n).roll(back, dims=1).triu()
-            layer.W_k.weight[:n, key] = torch.eye(n)
-            layer.W_v.weight[:V, TOKEN] = torch.eye(V)
-            layer.W_o.weight[target, :V] = math.sqrt(parts / C) * torch.eye(V)
-        model.head.weight[:, NEXT] = 3 * torch.eye(V)
-    return model
+from tests.analysis.by_hand import CONFIG, T, V, induction_circuit
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -13,8 +13,8 @@ from configs.schema import Config
 from data.loading import load_source
 from model.backends import BACKENDS
 from model.transformer import GPT
+from tests.analysis.by_hand import CONFIG, T, induction_circuit
 from tests.analysis.probing import only, score
-from tests.analysis.test_circuit import CONFIG, T, induction_circuit
 
 
 def probes_of(config: Config, sequences: int = 4) -> Probes:

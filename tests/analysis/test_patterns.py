@@ -163,13 +163,16 @@ def test_tokens_that_hold_a_part_of_a_character_show_its_bytes():
 
 
 def test_a_text_of_ones_own_is_encoded_as_it_is_behind_bos():
-    assert patterns.encode("ab a", CHARACTERS, 17) == [10, 0, 1, 8, 0]
-    assert patterns.encode("ab", CharTokenizer("ab", bos=False), 17) == [0, 1]
+    assert patterns.encode("ab a", CHARACTERS, 17) == ([10, 0, 1, 8, 0], 5)
+    assert patterns.encode("ab", CharTokenizer("ab", bos=False), 17) == ([0, 1], 2)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"), [("", "empty"), ("a" * 17, "18 tokens; .* up to 17"), ("xyz", "'x' 'y' 'z'")]
-)
+@pytest.mark.parametrize(("context", "shown"), [(17, 17), (401, 128)])
+def test_a_text_is_cut_to_what_fits_and_its_whole_length_is_told(context, shown):
+    assert patterns.encode("a" * 400, CHARACTERS, context) == ([10, *[0] * (shown - 1)], 401)
+
+
+@pytest.mark.parametrize(("text", "said"), [("", "empty"), ("xyz", "'x' 'y' 'z'")])
 def test_a_text_that_cannot_be_read_is_refused(text, said):
     with pytest.raises(UserError, match=said):
         patterns.encode(text, CHARACTERS, 17)

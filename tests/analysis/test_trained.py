@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 import train
+from analysis.ablation import add_ablation
+from analysis.heads import describe_heads
 from analysis.probes import make_probes, measure
 from configs.cli import parse
 from configs.schema import Config
@@ -71,3 +73,24 @@ def test_backends_agree_on_every_statistic(backend: str, records: dict[str, dict
         assert (value_LH - torch.tensor(score_LH)).abs().max() <= bound, name
     assert got["model"] == pytest.approx(expected["model"], abs=1e-4)
     assert got["probe"] == expected["probe"]
+
+
+def test_the_second_repeat_is_lost_without_the_induction_heads_and_not_without_any_untyped_one(
+    trained: tuple[Config, Path],
+) -> None:
+    config, weights = trained
+    source = load_source(config)
+    probes = make_probes(source, config.model.context_length, sequences=16, seed=1)
+    model = GPT(config.model, source.tokenizer.vocab_size)
+    model.load_state_dict(load_file(weights))
+    document = describe_heads(model, probes, True, 1, {})
+    add_ablation(document, model, probes, "all", seed=1)
+    groups = {group["label"]: group for group in document["summary"]["ablation"]["groups"]}
+    untyped = [head["ablation"] for head in document["heads"] if not head["labels"]]
+    assert 0 < len(untyped) < 8
+    for kind in ("mean", "zero"):
+        assert groups["induction"][kind]["repeat"]["ci"][0] > 2
+        for effect in untyped:
+            assert abs(effect[kind]["repeat"]["change"]) < 0.5
+    baseline = document["summary"]["ablation"]["baseline"]["repeat"]
+    assert baseline == pytest.approx(document["summary"]["repeat_loss_2"], abs=1e-6)

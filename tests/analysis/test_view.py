@@ -1,6 +1,7 @@
 """What a page shows of a run: the numbers of its records, as many as fit, and gaps."""
 
 import json
+from base64 import b64decode
 from itertools import pairwise
 
 import pytest
@@ -9,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.patterns import attention as attention_of
-from analysis.view import KINDS, MOST_CELLS, MOST_HEADS, MOST_PATTERNS, MOST_POINTS, best, smooth, thin, view
+from analysis.view import KINDS, MOST_CELLS, MOST_HEADS, MOST_POINTS, ROOM, best, smooth, thin, view
 from data.bpe import BytePairTokenizer
 from data.tokenizers import CharTokenizer
 from model.transformer import GPT
-from tests.analysis.made_up import SCORES, attention, config, heads, records, score
+from tests.analysis.made_up import SCORES, attention, config, evaluated, heads, published, records, score
 from tests.model.models import build_random
 
 TOKENIZER = CharTokenizer("abcdefghij", bos=True)
@@ -26,10 +27,18 @@ def shown(*, recorded=None, sections=None, **more):
     return json.loads(json.dumps(found, allow_nan=False))
 
 
-def reading(L=2, H=2, context=32, tokenizer=TOKENIZER, **more):
+def reading(L=2, H=2, context=32, tokenizer=TOKENIZER, recorded=None, **more):
     sections = {"model": {"n_layer": L, "n_head": H, "d_model": 2 * H, "context_length": context}}
     model = GPT(config(**sections).model, tokenizer.vocab_size)
-    return shown(recorded=records(L, H), sections=sections, model=model, tokenizer=tokenizer, **more)
+    recorded = records(L, H) if recorded is None else recorded
+    return shown(recorded=recorded, sections=sections, model=model, tokenizer=tokenizer, **more)
+
+
+def triangle(encoded):
+    """Rows of weights, out of bytes that are 255 times their square root."""
+    weights = [(byte / 255) ** 2 for byte in b64decode(encoded)]
+    T = int((2 * len(weights)) ** 0.5)
+    return [weights[t * (t + 1) // 2 :][: t + 1] for t in range(T)]
 
 
 def test_every_number_of_every_record_is_there_to_four_digits():
@@ -153,7 +162,8 @@ def test_labelled_heads_come_first_and_the_best_of_each_label_is_chosen():
     page = shown(heads=heads(labels=labels))
     assert list(page["heads"]) == ["1.1", "1.0", "0.1", "0.0"]
     assert list(page["best"].items()) == [("induction", "1.0"), ("sink", "0.1")]
-    assert page["heads"]["0.0"]["null"]["sink"] == {"uniform": 0.0125, "random_init": 0.0375}
+    # Score, interval, what uniform attention and an untrained model get.
+    assert page["heads"]["0.0"]["scores"]["sink"] == [0.33, 0.32, 0.34, 0.0125, 0.0375]
 
 
 def test_where_not_all_heads_have_room_the_best_of_each_label_does():
@@ -171,16 +181,17 @@ def test_before_there_are_labels_high_scores_choose():
     assert shown(heads=heads())["best"] == {}
 
 
-def test_attention_is_a_triangle_of_thousandths_on_a_text_and_on_random_tokens():
+def test_attention_is_a_triangle_on_a_text_and_on_random_tokens():
     phrase, random = reading(heads=heads())["attention"]
     assert phrase["tokens"] == ["BOS", *"abcdefghij" * 2]
     assert sorted(random["tokens"][1:11]) == list("abcdefghij")
     assert random["tokens"][1:11] == random["tokens"][11:]
     for text in (phrase, random):
-        assert sorted(text["thousandths"]) == ["0.0", "0.1", "1.0", "1.1"]
-        for rows in text["thousandths"].values():
+        assert sorted(text["weights"]) == ["0.0", "0.1", "1.0", "1.1"]
+        assert text["of"] == len(text["tokens"])
+        for rows in map(triangle, text["weights"].values()):
             assert [len(row) for row in rows] == list(range(1, 22))
-            assert all(sum(row) == pytest.approx(1000, abs=len(row) / 2 + 1e-3) for row in rows)
+            assert all(sum(row) == pytest.approx(1, abs=0.004 * len(row) ** 0.5) for row in rows)
 
 
 def test_without_heads_json_the_attention_is_on_random_tokens_alone():
@@ -197,28 +208,78 @@ def test_random_tokens_are_text_also_where_bos_and_unused_ids_stand_among_them()
     assert not {"BOS", ""} & {*random["tokens"][1:]}
 
 
-def test_a_text_of_ones_own_takes_the_place_of_the_probes():
-    own, _ = reading(heads=heads(), text="jig")["attention"]
-    assert own["tokens"] == ["BOS", *"jig"]
+def test_texts_of_ones_own_take_the_place_of_the_probes():
+    *own, random = reading(heads=heads(), texts=["jig", "a" * 31, "b" * 30])["attention"]
+    assert [text["tokens"][1:] for text in own] == [list("jig"), list("a" * 31), list("b" * 30)]
+    assert [text["title"] for text in own] == ["“jig”", f"“{'a' * 30}…”", f"“{'b' * 30}”"]
+    assert sorted(random["tokens"][1:11]) == list("abcdefghij")
+
+
+@pytest.mark.parametrize(("context", "shown_of"), [(32, 32), (512, 128)])
+def test_a_text_is_cut_to_the_context_and_to_what_can_be_read(context, shown_of):
+    text, _ = reading(context=context, texts=["abcd" * 100])["attention"]
+    assert (len(text["tokens"]), text["of"]) == (shown_of, 401)
+    assert len(triangle(text["weights"]["0.0"])) == shown_of
 
 
 @pytest.mark.parametrize("runs", [1, 4])
-def test_of_many_heads_the_labelled_ones_are_kept(runs):
-    page = reading(12, 12, heads=heads(12, 12, {(11, 11): ["induction"]}), runs=runs)
+def test_attention_fills_the_room_that_is_left_with_labelled_heads_first(runs):
+    long = ["abcdefghij" * 13] * 3
+    page = reading(12, 12, 128, heads=heads(12, 12, {(11, 11): ["induction"]}), runs=runs, texts=long)
+    used, each = len(json.dumps(page)), len(page["attention"][0]["weights"]["11.11"]) * 4
+    assert used < 1.01 * ROOM / runs
+    assert used > 0.9 * ROOM / runs - each or len(page["attention"][0]["weights"]) == 144
     for text in page["attention"]:
-        assert len(text["thousandths"]) == MOST_PATTERNS // runs
-        assert next(iter(text["thousandths"])) == "11.11"
+        assert next(iter(text["weights"])) == "11.11"
+        assert len(text["weights"]) == len(page["attention"][0]["weights"]) < 145
 
 
 def test_the_weights_under_a_name_are_those_of_that_layer_and_head():
     model = build_random(vocab_size=TOKENIZER.vocab_size, n_layer=3)
     sections = {"model": {"n_layer": 3, "n_head": 4, "d_model": 24}}
-    page = shown(recorded=records(3, 4), sections=sections, model=model, tokenizer=TOKENIZER, text="abcadcba")
-    A_LHTT = attention_of(model, [10, *TOKENIZER.encode("abcadcba").tolist()])
-    for name, rows in page["attention"][0]["thousandths"].items():
+    text = "abcadcba"
+    page = shown(recorded=records(3, 4), sections=sections, model=model, tokenizer=TOKENIZER, texts=[text])
+    A_LHTT = attention_of(model, [10, *TOKENIZER.encode(text).tolist()])
+    for name, encoded in page["attention"][0]["weights"].items():
         layer, head = map(int, name.split("."))
-        for t, row in enumerate(rows):
-            assert row == pytest.approx((1000 * A_LHTT[layer, head, t, : t + 1]).tolist(), abs=0.501)
+        for t, row in enumerate(triangle(encoded)):
+            assert row == pytest.approx(A_LHTT[layer, head, t, : t + 1].tolist(), abs=0.004)
+
+
+def test_a_timeline_takes_the_place_of_the_records():
+    document = evaluated(heads(labels={(1, 0): ["induction"]}), steps=(0, 50, 150))
+    document["summary"]["timeline"]["scores"]["induction"][1] = [[0.1, 0.2], [0.3, 0.4]]
+    page = shown(heads=document)
+    assert page["maps"]["step"] == page["probe"]["step"] == [0, 50, 150]
+    assert page["maps"]["scores"]["sink"][1][1][0] == pytest.approx(score("sink", 50, 1, 0), rel=5e-4)
+    assert page["probe"]["repeat_loss_2"] == [4.0, 3.5, 2.5]
+    assert page["crossed"] == [{"kind": "induction", "head": "1.0", "step": 50, "score": 0.3}]
+    assert page["fell"] == 50
+
+
+def test_a_head_that_looks_two_back_crossed_at_that_score():
+    document = evaluated(heads(labels={(1, 0): ["previous-token"]}))
+    scores = document["summary"]["timeline"]["scores"]
+    scores["previous2"] = [[[0.0, 0.0], [0.6, None]] for _ in scores["previous"]]
+    assert shown(heads=document)["crossed"][0]["score"] == 0.6
+
+
+def test_a_published_model_needs_no_records():
+    document = published(evaluated(heads(2, 3, labels={(1, 0): ["induction"]})))
+    for n, head in enumerate(document["heads"]):
+        head["scores"]["sink"] = n / 10
+    page = reading(2, 3, recorded=[], heads=document)
+    assert (page["published"], page["step"], page["heads_step"]) == ("made-up-135m", 0, None)
+    assert page["maps"]["step"] == [None]
+    assert page["maps"]["scores"]["sink"] == [[[0.0, 0.1, 0.2], [0.3, 0.4, 0.5]]]
+    assert page["probe"]["repeat_loss_2"] == [0.125]
+    assert page["attention"][0]["title"] == "distinct tokens at random, two times"
+    assert page["attention"][1]["title"] == "text of the probe, two times"
+
+
+def test_a_run_that_was_evaluated_and_never_probed_shows_its_heads():
+    page = shown(recorded=[record for record in records() if record["kind"] == "train"], heads=heads())
+    assert (page["maps"]["step"], page["heads_step"], page["step"]) == ([300], 300, 300)
 
 
 def test_a_long_run_is_thinned_to_what_a_page_can_hold_and_its_first_heads_are_still_known():

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import sync_playwright
 
+from analysis import report
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 QUIET = [
     "--no-sandbox",
@@ -62,3 +64,14 @@ def open_page(browser):
 def open_pages(browser):
     with pages(browser) as open_file:
         yield open_file
+
+
+@pytest.fixture
+def show(open_page, tmp_path):
+    """Opens the page of some views."""
+
+    def opened(*views):
+        (tmp_path / "page.html").write_text(report.page(views), encoding="utf-8")
+        return open_page(tmp_path / "page.html")
+
+    return opened

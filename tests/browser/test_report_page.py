@@ -19,20 +19,12 @@ LABELS = {(1, 0): ["induction"], (0, 1): ["previous-token"]}
 TINY = {"n_layer": 2, "n_head": 2, "d_model": 8}
 
 
-def made_up(name="run", recorded=None, labels=LABELS, text=None, **model):
+def made_up(name="run", recorded=None, labels=LABELS, text=None, document=None, **model):
     c = config(model={**TINY, **model})
     L, H = c.model.n_layer, c.model.n_head
-    read = {"model": GPT(c.model, TOKENIZER.vocab_size), "tokenizer": TOKENIZER, "text": text}
-    return view(name, c, recorded or records(L, H), heads(L, H, labels), **read)
-
-
-@pytest.fixture
-def show(open_page, tmp_path):
-    def opened(*views):
-        (tmp_path / "page.html").write_text(report.page(views), encoding="utf-8")
-        return open_page(tmp_path / "page.html")
-
-    return opened
+    texts = [text] if text else []
+    read = {"model": GPT(c.model, TOKENIZER.vocab_size), "tokenizer": TOKENIZER, "texts": texts}
+    return view(name, c, recorded or records(L, H), document or heads(L, H, labels), **read)
 
 
 @pytest.fixture(scope="module")
@@ -144,10 +136,10 @@ def test_attention_shows_tokens_and_weights_of_the_head_that_is_chosen(show):
     assert ticks.all_text_contents() == ["BOS", "a", "␣", "b", "⏎", "c"]
     said = hovered(page, page.locator(".matrix"), 1.5 / 6, 2.5 / 6)
     assert all(part in said for part in ("query 2: ␣", "key 1: a", "weight 0.3"))
-    assert page.locator("figcaption").last.text_content() == "head 1.0 on your text"
+    assert page.locator(".look figcaption").text_content() == "head 1.0 on “a b c”"
     before = page.locator(".matrix").evaluate("node => node.data[0].z")
-    page.locator(".thumbs button[title='head 0.0']").click()
-    assert page.locator("figcaption").last.text_content() == "head 0.0 on your text"
+    page.locator(".grid a[data-head='0.0']").click()
+    assert page.locator(".look figcaption").text_content() == "head 0.0 on “a b c”"
     after = page.locator(".matrix").evaluate("node => node.data[0].z")
     assert after != before
     assert all(weight is None for i, row in enumerate(after) for weight in row[i + 1 :])
@@ -205,7 +197,7 @@ def words_of(n):
     c = config(model={**TINY, "context_length": 128})
     read = {"model": GPT(c.model, tokenizer.vocab_size), "tokenizer": tokenizer}
     text = "".join(WORDS[i % len(WORDS)] for i in range(n - 1))
-    return view("run", c, records(), heads(), **read, text=text)
+    return view("run", c, records(), heads(), **read, texts=[text])
 
 
 @pytest.mark.parametrize("n", [6, 61, 128])
@@ -240,38 +232,17 @@ def test_labels_of_single_characters_stay_upright_and_apart(show, n):
     assert not [turn for turn in page.locator(".matrix").evaluate(turns) if "-90" in turn]
 
 
-def test_a_head_has_the_colour_of_its_first_label_or_else_of_what_it_is_the_best_of(show):
-    labels = {(0, 1): ["sink", "induction"], (1, 0): ["induction"], (1, 1): ["syntactic:obj"]}
-    scale = "node => node.data[0].colorscale.at(-1)[1]"
-
-    def colours(page):
-        found = {}
-        for name in ("0.0", "0.1", "1.0", "1.1"):
-            page.locator(f".thumbs button[title='head {name}']").click()
-            found[name] = page.locator(".matrix").evaluate(scale)
-        return found
-
-    def rgb(colour):
-        return f"rgb({int(colour[1:3], 16)},{int(colour[3:5], 16)},{int(colour[5:7], 16)})"
-
-    plain, induction, sink = "rgb(43,58,103)", rgb(KINDS["induction"][1]), rgb(KINDS["sink"][1])
-    labelled = show(made_up(labels=labels))
-    assert colours(labelled) == {"0.0": plain, "0.1": induction, "1.0": induction, "1.1": plain}
-    picks = [f"best induction: head 1.0 ({score('induction', 300, 1, 0):.3f})", "best sink: head 0.1 (0.330)"]
-    assert labelled.locator(".picks button").all_text_contents() == picks
-    c = config(model=TINY)
-    model = GPT(c.model, TOKENIZER.vocab_size)
-    bare = show(view("run", c, records(), model=model, tokenizer=TOKENIZER))
-    assert colours(bare) == {"0.0": plain, "0.1": plain, "1.0": plain, "1.1": sink}
-
-
 def test_markup_in_names_labels_statistics_and_text_is_shown_as_text(show):
     own = [attention(step, **{EVIL: [[0.5, 0.5], [0.5, 0.5]]}) for step in (0, 300)]
     evil = made_up(EVIL, own, {(0, 0): [EVIL, "sink"]}, text="<b>&lt;")
     for views in ([evil], [evil, made_up("other")]):
         page = show(*views)
         assert page.locator("h1").first.text_content() == EVIL
-        assert page.locator("td .label").first.text_content() == EVIL
+        for place in (".legend .label", ".look .labels .label", "td .label"):
+            assert EVIL in " ".join(page.locator(place).all_text_contents())
+        page.locator(".grid a").first.focus()
+        assert EVIL in page.locator("#tip").text_content()
+        assert page.locator(".texts button").first.text_content() == "“<b>&lt;”"
         assert page.locator(".maps figcaption b").last.text_content() == EVIL
         ticks = page.locator(".matrix").first.locator(".xaxislayer-above text")
         assert ticks.all_text_contents() == ["BOS", *"<b>&lt;"]
@@ -294,6 +265,7 @@ def test_runs_of_other_shapes_and_statistics_stand_side_by_side(show):
     assert drawn(page, "sink", 1) == expected("sink", 150, 1, 1)
     assert page.locator("[data-name='own']").count() == 1
     assert page.locator("main table").count() == page.locator(".matrix .main-svg").count() / 3 == 2
+    assert page.locator(".grid a").count() == 5
     assert "model.n_layer" in page.locator("header table").inner_text()
     slide(page, 5)
     last = page.locator("[data-name='sink']").nth(1).locator("xpath=../h4").inner_text()

@@ -38,7 +38,7 @@ def test_the_page_of_a_run_lies_in_its_folder(run, capsys):
     assert capsys.readouterr().out == f"{run / 'report.html'}\n"
     (shown,) = data(run / "report.html")
     assert (shown["name"], shown["probe"]["step"]) == ("run", [0, 5, 10, 15, 20])
-    assert len(shown["attention"][0]["thousandths"]) == 4
+    assert len(shown["attention"][0]["weights"]) == 4
 
 
 def test_out_and_png_say_where(run, tmp_path, capsys):
@@ -53,14 +53,15 @@ def test_heads_json_gives_labels_and_a_phrase(run):
     serve(run)
     (shown,) = data(run / "report.html")
     assert shown["best"] == {"sink": "0.1"}
-    assert shown["heads"]["0.1"]["scores"]["sink"] == 0.33
+    assert shown["heads"]["0.1"]["scores"]["sink"][0] == 0.33
     assert len(data(run / "report.html")[0]["attention"]) == 2
 
 
-def test_a_text_of_ones_own_is_shown(run):
-    serve(run, "--text", "3 is 0.\n")
-    tokens = data(run / "report.html")[0]["attention"][0]["tokens"]
-    assert tokens == ["BOS", "3", "␣", "i", "s", "␣", "0", ".", "⏎"]
+def test_texts_of_ones_own_are_shown_cut_to_the_context(run):
+    serve(run, "--text", "3 is 0.\n", "--text", "1" * 40)
+    first, second, _ = data(run / "report.html")[0]["attention"]
+    assert first["tokens"] == ["BOS", "3", "␣", "i", "s", "␣", "0", ".", "⏎"]
+    assert (first["of"], len(second["tokens"]), second["of"]) == (9, 17, 41)
 
 
 def test_without_a_checkpoint_there_is_a_page_without_attention(run, capsys):
@@ -104,7 +105,7 @@ def test_runs_are_compared_on_one_page_beside_the_first(run, finished, tmp_path,
         (["--compare", "RUN", "RUN", "--png", "x.png"], "--png draws one run"),
         (["NOWHERE"], "no run folder"),
         (["RUN", "--text", "Ω"], "'Ω'"),
-        (["RUN", "--text", "1" * 40], "41 tokens; .* up to 17"),
+        (["RUN", "--text", ""], "the text is empty"),
         (["RUN", "--out", "NOWHERE/page.html"], "cannot write .*page.html"),
     ],
 )
@@ -138,9 +139,10 @@ def test_a_run_without_probes_has_no_picture_and_nothing_is_written(tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("a.")]
 
 
-def test_a_picture_is_a_png_whatever_its_name(run, tmp_path):
-    serve(run, "--png", tmp_path / "picture.of.it")
-    assert (tmp_path / "picture.of.it").read_bytes().startswith(b"\x89PNG")
+def test_a_picture_is_svg_by_its_suffix_and_else_png(run, tmp_path):
+    for name, begins in (("picture.of.it", b"\x89PNG"), ("a.SVG", b"<?xml")):
+        serve(run, "--png", tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(begins)
 
 
 @pytest.mark.parametrize("text", ["-1 is 1", "--", "--out", "1+1=2", ""])
@@ -148,4 +150,18 @@ def test_a_picture_is_a_png_whatever_its_name(run, tmp_path):
 def test_a_text_may_begin_like_an_option(text, joined):
     words, seen = [f"--text={text}"] if joined else ["--text", text], []
     scripts.serve(report.PARSER, seen.append, ["RUN", *words, "--out", "a.html"], verbatim="--text")
-    assert (seen[0].text, str(seen[0].run), str(seen[0].out)) == (text, "RUN", "a.html")
+    assert (seen[0].text, str(seen[0].run), str(seen[0].out)) == ([text], "RUN", "a.html")
+
+
+def test_texts_come_in_the_order_they_were_given_and_each_whole():
+    seen, words = [], ["--text", "--text", "--text=b", "RUN", "--text", "-c"]
+    scripts.serve(report.PARSER, seen.append, words, verbatim="--text")
+    assert seen[0].text == ["--text", "b", "-c"]
+    scripts.serve(report.PARSER, seen.append, ["RUN"], verbatim="--text")
+    assert seen[1].text == []
+
+
+def test_a_text_that_was_forgotten_is_asked_for(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        scripts.serve(report.PARSER, print, ["RUN", "--text"], verbatim="--text")
+    assert "--text" in capsys.readouterr().err

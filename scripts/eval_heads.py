@@ -1,0 +1,143 @@
+"""Which head does what: labels with controls, what removing a head does, and when it appeared.
+
+Of a run, or with --hf of a published model. Writes heads.json, heads.csv, heads.png, heads.svg, report.html.
+"""
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs import UserError
+from configs.cli import Parser, load_config
+from configs.files import replace_text
+from scripts import serve, warn
+
+if TYPE_CHECKING:
+    from training.runs import SavedRun
+
+PARSER = Parser(prog="python -m scripts.eval_heads", description=__doc__, allow_abbrev=False)
+add = PARSER.add_argument
+add("run", nargs="?", type=Path, metavar="RUN", help="run folder")
+add("--hf", type=Path, metavar="DIR_OR_GGUF", help="instead: a folder of Hugging Face's, or a GGUF file")
+about = "weights of this step (default: the newest), or all: also when each head appeared"
+add("--checkpoint", metavar="STEP", help=about)
+add("--treebank", type=Path, metavar="CONLLU", help="a treebank: also find syntactic heads on its sentences")
+about = "remove each labelled head, every head, or none (default: labelled)"
+add("--ablate", choices=("labelled", "all", "none"), default="labelled", help=about)
+about = "show the attention on this text; may be given again (default: of the probes)"
+add("--text", action="append", default=[], help=about)
+add("--corpus", type=Path, metavar="FILE", help="--hf: text of the probes (default: the embedded plays)")
+add("--context", type=int, metavar="T", help="--hf: tokens a sequence (default: 256, or what the model has)")
+add("--sequences", type=int, metavar="N", help="sequences of each probe (default: the run's, or 16)")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+add("--device", choices=DEVICES, default="auto", help="where to compute (default: auto)")
+about = "of the linear layers (default: the run's, or fp32)"
+add("--precision", choices=("fp32", "bf16", "fp16"), help=about)
+about = "also log the table and the picture there (default: disabled)"
+add("--wandb", choices=("auto", "online", "offline", "disabled"), default="disabled", help=about)
+about = "folder to write to (default: RUN; RUN/heads-STEP for an older step; runs/NAME-heads for --hf)"
+add("--out", type=Path, metavar="DIR", help=about)
+
+
+def main(given: Namespace) -> None:
+    """Evaluate, write the files, print what was found and where it is."""
+    step = _checked(given)
+    from analysis.ablation import add_ablation
+    from analysis.circuits import add_circuits
+    from analysis.heads import describe_heads, in_words, untrained
+    from analysis.probes import make_probes
+    from analysis.syntax import add_syntax
+    from analysis.timeline import add_timeline
+    from data.loading import load_source
+    from data.treebank import read_treebank
+    from model.layers import PRECISIONS
+    from training.devices import choose_device
+    from training.runs import every_checkpoint, load_published_run, load_run
+
+    device = choose_device(given.device)
+    sentences = read_treebank(given.treebank) if given.treebank else None
+    run = load_published_run(given.hf, given.corpus, given.context) if given.hf else load_run(given.run, step)
+    warn(run.faults)
+    for text in given.text:
+        run.tokenizer.encode(text)  # what it does not know is told before the work
+    config, seed = run.config, run.config.run.seed
+    precision = given.precision or config.train.precision
+    model = run.model.to(device).compute_in(PRECISIONS[precision])
+    source = load_source(config, run.tokenizer)
+    sequences = given.sequences or config.probe.sequences
+    probes = make_probes(source, config.model.context_length, sequences, seed)
+    name = given.hf.resolve().stem if given.hf else given.run.resolve().name
+    about = {"published": name} if given.hf else {"run": name, "step": run.step}
+    document = describe_heads(model, probes, config.data.bos, seed, about | {"precision": precision})
+    fresh = untrained(model, seed)
+    add_circuits(document, model, fresh)
+    if sentences is not None:
+        add_syntax(document, model, fresh, run.tokenizer, sentences, given.treebank.name, seed)
+    del fresh
+    if given.checkpoint == "all":
+        add_timeline(document, every_checkpoint(run), probes, config.data.bos)
+    print(in_words(document), flush=True)
+    folder = given.out or _default_out(given)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Removing heads can take long: what is known before is not lost where it is broken off.
+        replace_text(folder / "heads.json", json.dumps(document, allow_nan=False))
+        if given.ablate != "none":
+            add_ablation(document, model, probes, given.ablate, seed)
+            replace_text(folder / "heads.json", json.dumps(document, allow_nan=False))
+        show(folder, document, run, name, given.text)
+    except OSError as error:
+        raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
+    if given.wandb != "disabled":
+        from training.mirror import log_evaluation
+
+        log_evaluation(folder, config, given.wandb, document, folder / "heads.png")
+
+
+def show(folder: Path, document: dict[str, Any], run: "SavedRun", name: str, texts: list[str]) -> None:
+    """The table, the picture and the page."""
+    from analysis import picture, report
+    from analysis.table import csv_of
+    from analysis.view import view
+    from training.loggers import read_records
+
+    records = read_records(run.folder / "metrics.jsonl") if run.step is not None else []
+    shown = view(name, run.config, records, document, run.model, run.tokenizer, texts)
+    replace_text(folder / "heads.csv", csv_of(document))
+    for suffix in ("png", "svg"):
+        picture.draw(folder / f"heads.{suffix}", shown)
+    replace_text(folder / "report.html", report.page([shown]))
+    print(f"{folder}: heads.json, heads.csv, heads.png, heads.svg, report.html")
+
+
+def _checked(given: Namespace) -> int | None:
+    """The step that was asked for; raises `UserError` for a wrong request, ahead of the slow imports."""
+    if bool(given.run) == bool(given.hf):
+        raise UserError("give one run folder, or --hf and a folder of Hugging Face's or a GGUF file")
+    if given.hf and given.checkpoint:
+        raise UserError(f"--checkpoint {given.checkpoint}: a published model has one set of weights")
+    if given.run and (given.corpus or given.context):
+        raise UserError("--corpus and --context go with --hf; a run has its own data and context")
+    for key in ("context", "sequences"):
+        if getattr(given, key) is not None and getattr(given, key) < 1:
+            raise UserError(f"--{key} {getattr(given, key)}: must be 1 or more")
+    if given.checkpoint not in (None, "all") and not given.checkpoint.isdecimal():
+        raise UserError(f"--checkpoint {given.checkpoint}: must be a step, or all")
+    folder = given.out or _default_out(given)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder} is a file: give a folder")
+    if given.run:
+        load_config(given.run)
+    return int(given.checkpoint) if given.checkpoint not in (None, "all") else None
+
+
+def _default_out(given: Namespace) -> Path:
+    if given.hf:
+        return Path("runs") / f"{given.hf.resolve().stem}-heads"
+    return given.run / f"heads-{given.checkpoint}" if (given.checkpoint or "all") != "all" else given.run
+
+
+if __name__ == "__main__":
+    serve(PARSER, main, sys.argv[1:], verbatim="--text")
