@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 from typing import Any
 
@@ -58,18 +59,18 @@ def _served(tokenizer: ours.Tokenizer) -> Tokenizer:
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[str, str]]:
-    """The pair of tokens that each token is merged from: what its bytes are by the lower ranks alone.
+    """The pair of tokens that each token is merged from: what its bytes have become by then.
 
-    In any text it comes about from that pair: what merged within it did so as if it stood by itself.
+    In any text it comes about from that pair: what merges within it does so as if it stood by itself.
     """
     merges = []
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+    for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
         parts = [bytes([byte]) for byte in token]
         while len(parts) > 2:
-            joined = [ranks.get(left + right, rank) for left, right in itertools.pairwise(parts)]
-            at = min(range(len(joined)), key=joined.__getitem__)
-            if joined[at] >= rank:
+            joined = [ranks.get(left + right, math.inf) for left, right in itertools.pairwise(parts)]
+            if (lowest := min(joined)) == math.inf:
                 break  # no merges lead to it: it is found whole only
+            at = joined.index(lowest)
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
         if len(parts) == 2:
             merges.append((_spelled(parts[0]), _spelled(parts[1])))

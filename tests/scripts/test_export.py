@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs import UserError
+from configs.cli import parse
 from data.published import read_tokenizer
+from model.interop import to_published
+from model.transformer import GPT
 from scripts.export import PARSER, main
 from tests.configs.test_cli import PROBE
-from tests.runs.tiny import ROOT, contents, start
+from tests.runs.tiny import PRESETS, ROOT, contents, start
 from training.runs import load_run
 
 OFF = {"every": 0}
@@ -74,6 +78,20 @@ def test_it_goes_on_from_bos_alone(name, runs, tmp_path):
     assert drawn_BT.tolist() == tokens_BT.tolist()
 
 
+def test_a_run_that_trains_an_exported_one_on_goes_out_again(runs, tmp_path):
+    export(runs["llama"], tmp_path / "out")
+    on = {"tokenizer": "hf"}, LLAMA | {"norm_eps": 2**-23, "init_from": tmp_path / "out"}
+    run = make_run(tmp_path, *on)
+    export(run, tmp_path / "again")
+    first, again = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("out", "again"))
+    assert first(TEXT).input_ids == again(TEXT).input_ids
+    assert first.bos_token_id == again.bos_token_id
+    export(run, tmp_path / "begin", "--checkpoint", "0")
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("out", "begin")]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
 def test_the_files_are_those_that_others_expect(runs, tmp_path):
     export(runs["llama"], tmp_path / "out")
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -101,6 +119,25 @@ def test_an_empty_folder_may_be_there_and_its_parents_need_not(runs, tmp_path, m
     for out in ("empty", "new/of/new"):
         export(runs["gpt2"], Path(out))
         assert (tmp_path / out / "model.safetensors").exists()
+
+
+def goes_out(*words: str) -> bool:
+    config = parse([*words, "--model.n_layer", "1"]).config.model
+    try:
+        to_published(GPT(config, 65))
+    except UserError:
+        return False
+    return True
+
+
+def test_the_page_says_which_presets_can_go_out():
+    page = (ROOT / "docs" / "published.md").read_text()
+    said = {
+        *re.findall(r"configs/\w+\.yaml", page[page.index("Of the presets") : page.index("as they\nare")])
+    }
+    assert said == {f"configs/{path.name}" for path in PRESETS if goes_out("--config", str(path))}
+    (line,) = re.findall(r"train.py (--config .* --model\.mlp swiglu)", page)
+    assert goes_out(*line.split())
 
 
 # What it refuses
