@@ -61,8 +61,8 @@ def add_ablation(
     """Give `heads.json` what removing heads does to the losses, in nats per token.
 
     Each labelled head, or every one (`all`), gets its `ablation`; `summary["ablation"]` has all heads of a
-    label together, and as control the mean over draws of as many heads without any label (or, where those are
-    too few, without this one; None where they are too few again). `mean`: outputs become `means` of the same
+    label together, and as control the mean over draws of as many heads without any label: all of them where
+    they are fewer, heads without this one where all have one, None where all have this one. `mean`: outputs become `means` of the same
     probe, `zero`: nothing. `natural` is the loss on the text probe, `repeat` that on the second block of the
     longer repeat. `ci`: 95 % bootstrap over the sequences, paired; None of a single one.
     """
@@ -104,13 +104,18 @@ def add_ablation(
 
 
 def _control(labels: dict[Any, list[str]], label: str, count: int, seed: int) -> tuple[str, list[Heads]]:
-    """Which heads are drawn from, and `DRAWS` draws of `count`; none where there are not so many."""
+    """Which heads are drawn from, and up to `DRAWS` draws of `count` that differ.
+
+    Heads that have a label may be what those of this label work with: without them the control would measure
+    the same circuit. So of few heads without a label all are taken, and others where there is none.
+    """
     untyped = [head for head, names in labels.items() if not names]
     other = [head for head, names in labels.items() if label not in names]
-    pool, heads = ("untyped", untyped) if len(untyped) >= count else ("other", other)
+    pool, heads = ("untyped", untyped) if untyped else ("other", other)
     generator = torch.Generator().manual_seed(seed_for(seed, f"control of {label}"))
     orders = [torch.randperm(len(heads), generator=generator)[:count] for _ in range(DRAWS)]
-    return pool, [tuple(sorted(heads[n] for n in order)) for order in orders if len(order) == count]
+    draws = [tuple(sorted(heads[n] for n in order)) for order in orders if len(order)]
+    return pool, list(dict.fromkeys(draws))
 
 
 def _losses(model: GPT, probes: Probes, sets: list[Heads]) -> tuple[Tensor, Tensor, dict[Heads, Tensor]]:

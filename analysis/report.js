@@ -563,9 +563,9 @@ function drawTables(box) {
     numeric("random initialisation", (row) => row.random_init),
     numeric("margin", (row) => row.margin),
   ], Object.entries(syntax?.relations || {}).map(([relation, row]) => ({ relation, ...row })));
-  drawTable(box, "All heads of a label removed", ablation && `Change in loss, nats per token, with 95 % interval; the control removes as many heads at random. Untouched, the model loses ${number(ablation.baseline.natural)} on natural text and ${number(ablation.baseline.repeat)} on the second repeat.`, [
+  drawTable(box, "All heads of a label removed", ablation && `Change in loss, nats per token, with 95 % interval; the control removes as many heads at random, or as many as have no label. Untouched, the model loses ${number(ablation.baseline.natural)} on natural text and ${number(ablation.baseline.repeat)} on the second repeat.`, [
     ["label", (row) => row.label, (row, cell) => { if (row.draws) cell.textContent = "control"; else chip(cell, row.label); }],
-    ["heads", (row) => row.size ?? row.heads.length, (row, cell) => row.draws ? `${row.draws.length} times ${row.size} ${row.pool} heads at random` : heads(r, () => row.heads)(row, cell)],
+    ["heads", (row) => row.size ?? row.heads.length, (row, cell) => row.draws ? `${row.draws.map((draw) => draw.map((head) => head.join(".")).join(" ")).join(" or ")}, ${row.pool}` : heads(r, () => row.heads)(row, cell)],
     ...EFFECTS.flatMap(([probe, words]) => MEANS.map((how) => withInterval(`${words}, ${how}`, (row) => row[how][probe]))),
   ], (ablation?.groups || []).flatMap((group) => [group, ...(group.control ? [{ ...group.control, label: group.label, size: group.heads.length }] : [])]));
   drawTable(box, "Circuits", "How much the keys of the induction head read what the previous-token head writes (K-composition), beside the mean of all other earlier heads and the same two heads of a randomly initialised model.", [
