@@ -10,6 +10,7 @@ import tiktoken
 import torch
 
 from analysis import patterns, syntax
+from analysis.capture import observe
 from analysis.heads import in_words, untrained
 from analysis.syntax import add_syntax, texts_of
 from configs import UserError
@@ -26,7 +27,7 @@ from tests.analysis.templates import (
     tokenizer,
 )
 from tests.data.gpt2_files import gpt2_cache
-from tests.model.models import build, build_random
+from tests.model.models import build, build_random, tokens
 
 OURS = read_treebank(Path(__file__).parents[1] / "data" / "treebank.conllu")
 # By hand, for each sentence of our treebank: relation, query, target.
@@ -76,10 +77,10 @@ def shown(sentence_, known) -> str:
     texts, _, _ = read([sentence_], known)
     arcs = []
     for text in texts:
-        tokens, words = text.token_T.tolist(), text.word_T.tolist()
+        words = text.word_T.tolist()
 
-        def word(n, tokens=tokens, words=words):
-            return known.decode([i for i, w in zip(tokens, words, strict=True) if w == n]).strip()
+        def word(n, text=text):
+            return known.decode(text.token_T[text.word_T == n].tolist()).strip()
 
         for arc in text.arcs:
             # The query is the last token of its word, and all candidates before it are there.
@@ -353,6 +354,19 @@ def right_by_definition(model, one, bos):
             name = word.relation + ("" if HEADS[word.relation] == ("later", "earlier")[later == n] else ">")
             found.setdefault(name, []).append(right_LH)
     return {name: torch.stack(rights).mean(0) for name, rights in found.items()}
+
+
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
+def test_weights_of_some_queries_are_rows_of_the_matrix(changes):
+    model, seen, rows = build_random(**changes), [], torch.tensor([[5, 19, 0, 5], [18, 18, 1, 7]])
+    two = tokens(2, 20)
+    with torch.no_grad(), observe(model, seen.append):
+        model(two)
+    whole = torch.stack([patterns.attention(model, one.tolist()) for one in two])  # B x L x H x T x T
+    for layer, one in enumerate(seen):
+        A_BHAS = syntax.weights(one, rows[:, None, :, None])
+        for b in range(2):
+            torch.testing.assert_close(A_BHAS[b], whole[b, layer][:, rows[b]], atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)

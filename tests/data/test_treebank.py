@@ -102,6 +102,20 @@ def test_an_empty_node_is_no_word_and_shifts_none():
     assert words(sentence)[sentence.words[6].head] == "Ben"
 
 
+def test_empty_nodes_are_counted_from_the_word_before_them_and_the_last_word_can_be_a_head():
+    lines = [
+        row("0.1", "x"),
+        row(1, "On", 3),
+        row("1.1", "x"),
+        row("1.2", "x"),
+        row(2, "and", 3),
+        row("2.1", "x"),
+    ]
+    (sentence,) = read([*lines, row(3, "on")])
+    assert words(sentence) == ["On", "and", "on"]
+    assert [word.head for word in sentence.words] == [2, 2, None]
+
+
 def test_every_word_knows_its_line():
     lines = OURS.read_text(encoding="utf-8").split("\n")
     for sentence in read_treebank(OURS):
@@ -138,7 +152,7 @@ def test_a_text_is_its_forms_and_the_spaces_between_and_spans_give_the_forms(tok
     assert sentence.text == (whole[:-1] if tokens[-1][1] else whole)
 
 
-@pytest.mark.parametrize("forms", [["do", "n't"], ["I", "'d", "'ve"], ["de", "le"], ["a"]])
+@pytest.mark.parametrize("forms", [["do", "n't"], ["I", "'d", "'ve"], ["de", "le"], ["a"], ["abc", "de"]])
 @pytest.mark.parametrize("surface", ["don't", "I'd've", "du", "a", "A"])
 def test_words_of_a_multi_word_token_have_parts_of_it_or_the_whole(forms, surface):
     lines = [row(f"2-{1 + len(forms)}", surface, "_", "_", "SpaceAfter=No")]
