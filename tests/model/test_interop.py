@@ -101,6 +101,10 @@ def test_what_a_llama_says_and_what_its_silence_means(changes, key, value):
         (LLAMA | {"rope_parameters": {"full_attention": {"rope_theta": 9}}}, ["full_attention"]),
         (LLAMA | {"rope_parameters": {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor 0.5"]),
         (LLAMA | {"partial_rotary_factor": 0.5}, ["partial_rotary_factor 0.5"]),
+        (
+            LLAMA | {"rope_parameters": {"rope_theta": 9}, "rope_scaling": {"type": "yarn"}},
+            ["rope_type yarn"],
+        ),
         (LLAMA | {"quantization_config": {"bits": 4}}, ["quantization_config", "bits"]),
         (LLAMA | {"model_type": "mistral"}, ["model_type mistral", "gpt2 and llama"]),
         ({}, ["model_type"]),
