@@ -62,9 +62,9 @@ def add_ablation(
 
     Each labelled head, or every one (`all`), gets its `ablation`; `summary["ablation"]` has all heads of a
     label together, and as control the mean over draws of as many heads without any label: all of them where
-    they are fewer, heads without this one where all have one, None where all have this one. `mean`: outputs become `means` of the same
-    probe, `zero`: nothing. `natural` is the loss on the text probe, `repeat` that on the second block of the
-    longer repeat. `ci`: 95 % bootstrap over the sequences, paired; None of a single one.
+    they are fewer, heads without this one where all have one, None where all have this one. `mean`: outputs
+    become `means` of the same probe, `zero`: nothing. `natural` is the loss on the text probe, `repeat` that
+    on the second block of the longer repeat. `ci`: 95 % bootstrap over the sequences, paired; None of one.
     """
     labels = {(entry["layer"], entry["head"]): entry["labels"] for entry in document["heads"]}
     groups: dict[str, Heads] = {}
