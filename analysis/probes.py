@@ -23,6 +23,7 @@ from model.backends import naive
 from model.transformer import GPT
 
 LONGEST_BLOCK = 50
+PREDICTED = ("text", "repeat_long")  # probes whose losses a record speaks of
 LOGITS = 2**24  # numbers held at once: of a large vocabulary those of few sequences
 Scores = dict[str, Tensor]  # L x H each
 Substitute = Callable[[Observation], Observation]
@@ -87,10 +88,11 @@ def make_probes(source: Mixture, context_length: int, sequences: int, seed: int)
     return probes
 
 
-def look(model: GPT, name: str, probe: Probe, *substitutes: Substitute) -> Pass:
+def look(model: GPT, name: str, probe: Probe, *substitutes: Substitute, losses: bool) -> Pass:
     """The statistics of the probe called `name`, in one forward pass.
 
-    They are taken again for each of the `substitutes`, which replaces what they see of a layer.
+    They are taken again for each of the `substitutes`, which replaces what they see of a layer. Without
+    `losses` there are none, and a large vocabulary costs nothing.
     """
     wanted = {
         statistic + end: function
@@ -98,38 +100,43 @@ def look(model: GPT, name: str, probe: Probe, *substitutes: Substitute) -> Pass:
         for statistic, (kind, function) in REGISTRY.items()
         if kind + end == name
     }
-    scores: list[dict[str, list[Tensor]]] = [{s: [] for s in wanted} for _ in (None, *substitutes)]
+    # In place from the start: small tensors that outlive a layer would keep the memory around them in pieces.
+    L, H = model.config.n_layer, model.config.n_head
+    scores = [{s: torch.empty(L, H, dtype=torch.float64) for s in wanted} for _ in (None, *substitutes)]
     skipped = 0
 
     def collect(seen: Observation) -> None:
         nonlocal skipped
         skipped += int((seen.lse_BHT == -naive.INF).sum())
         for found, substitute in zip(scores, (lambda seen: seen, *substitutes), strict=True):
-            take(found, rows_of(substitute(seen), probe.block_length), seen.q_BHTD.size(1))
-
-    def take(found: dict[str, list[Tensor]], rows: Rows, H: int) -> None:
-        for statistic, function in wanted.items():
-            value_H = function(rows)
-            if value_H.shape != (H,):
-                got = tuple(value_H.shape)
-                raise ValueError(
-                    f"statistic {statistic!r} must return {H} numbers, one per head; got shape {got}"
-                )
-            found[statistic].append(value_H.cpu().double())  # not every device has float64
+            rows = rows_of(substitute(seen), probe.block_length)
+            for statistic, function in wanted.items():
+                value_H = function(rows)
+                if value_H.shape != (H,):
+                    got = tuple(value_H.shape)
+                    raise ValueError(
+                        f"statistic {statistic!r} must return {H} numbers, one per head; got shape {got}"
+                    )
+                found[statistic][seen.layer] = value_H.cpu()  # not every device has float64
 
     probe = probe.to(model.device)
     with model.reading(), observe(model, collect):
         x_BTC = model.hidden(probe.tokens_BT, segment_BT=probe.segment_BT)
-        losses_BT = token_losses(model, x_BTC, probe.tokens_BT)
-    own, *others = [{name: torch.stack(score_H) for name, score_H in one.items()} for one in scores]
-    return Pass(own, others, losses_BT.cpu(), skipped)
+        losses_BT = token_losses(model, x_BTC, probe.tokens_BT) if losses else x_BTC.new_empty(0)
+    return Pass(scores[0], scores[1:], losses_BT.cpu(), skipped)
 
 
 def token_losses(model: GPT, x_BTC: Tensor, tokens_BT: Tensor) -> Tensor:
     """Loss of each next token, B x (T - 1), from the last residual stream; few sequences at a time."""
-    together = max(1, LOGITS // (tokens_BT.size(1) * len(model.token_embedding.weight)))
+    B, T = tokens_BT.shape
+    together = max(1, LOGITS // (T * len(model.token_embedding.weight)))
     parts = zip(x_BTC[:, :-1].split(together), tokens_BT[:, 1:].split(together), strict=True)
-    return torch.cat([F.cross_entropy(model.logits(x).mT, t, reduction="none") for x, t in parts])
+    # One row a token: along the other axis the loss would copy the logits.
+    losses = [
+        F.cross_entropy(model.logits(x).flatten(0, 1), targets.flatten(), reduction="none")
+        for x, targets in parts
+    ]
+    return torch.cat(losses).view(B, T - 1)
 
 
 def headlines(*parts: Scores) -> Scores:
@@ -147,11 +154,12 @@ def measure(model: GPT, probes: Probes, bos_trained: bool) -> dict[str, Any]:
 
     A number that is not finite becomes None and is counted, so that the record stays valid JSON.
     """
-    return record_of({name: look(model, name, probe) for name, probe in probes.items()}, probes, bos_trained)
+    passes = {n: look(model, n, probe, losses=n in PREDICTED) for n, probe in probes.items()}
+    return record_of(passes, probes, bos_trained)
 
 
 def record_of(passes: dict[str, Pass], probes: Probes, bos_trained: bool) -> dict[str, Any]:
-    """What `measure` gives, of passes that are there already."""
+    """What `measure` gives, of passes that are there already, with the losses of `PREDICTED`."""
     scores = headlines(*(one.scores for one in passes.values()))
     text, repeat = passes["text"], passes["repeat_long"]
     block_lengths = [probe.block_length for probe in probes.values() if probe.block_length is not None]

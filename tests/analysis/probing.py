@@ -7,7 +7,7 @@ from model.transformer import GPT
 
 
 def score(model: GPT, probes: Probes) -> Scores:
-    return headlines(*(look(model, name, probe).scores for name, probe in probes.items()))
+    return headlines(*(look(model, name, probe, losses=False).scores for name, probe in probes.items()))
 
 
 def only(probe: Probe, n: int) -> Probe:

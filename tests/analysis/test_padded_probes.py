@@ -138,7 +138,8 @@ def test_an_interval_is_about_that_of_scores_of_documents_drawn_again() -> None:
     )  # short ones only have a mean of A[i,0] above 0.3
     text, generator = probes["text"], torch.Generator().manual_seed(0)
     drawn = [torch.randint(18, (18,), generator=generator) for _ in range(300)]
-    again = [look(model, "text", Probe(text.tokens_BT[rows], text.segment_BT[rows])).scores for rows in drawn]
+    redrawn = [Probe(text.tokens_BT[rows], text.segment_BT[rows]) for rows in drawn]
+    again = [look(model, "text", probe, losses=False).scores for probe in redrawn]
     heads = describe_heads(model, probes, True, 1, {})["heads"]
     for name in ("entropy", "current", "previous", "sink_rate"):
         each_RLH = torch.stack([scores[name] for scores in again])
