@@ -41,19 +41,21 @@ def draw(path: Path, view: View) -> None:
 
 
 def _draw_labels(axes: Axes, view: View) -> None:
-    """The heads by label; one of several labels is striped."""
+    """The heads by label, all syntactic ones alike; one of several labels is striped."""
     L, H = np.shape(view["maps"]["scores"][SHOWN[0]][-1])
     fine = np.full((L, H * 12, 3), to_rgb(PALE))  # 12 columns a head: halves, thirds and quarters
     for head in view["heads"].values():
-        for n, label in enumerate(head["labels"]):
-            width = 12 // len(head["labels"])
+        colours = list(dict.fromkeys(map(colour_of, head["labels"])))
+        for n, colour in enumerate(colours):
+            width = 12 // len(colours)
             start = head["head"] * 12 + n * width
-            fine[head["layer"], start : start + width] = to_rgb(colour_of(label))
+            fine[head["layer"], start : start + width] = to_rgb(colour)
     axes.imshow(fine, extent=(-0.5, H - 0.5, L - 0.5, -0.5), interpolation="nearest")
     axes.hlines(np.arange(L + 1) - 0.5, -0.5, H - 0.5, "white", linewidth=1)
     axes.vlines(np.arange(H + 1) - 0.5, -0.5, L - 0.5, "white", linewidth=1)
     _name(axes, view["name"], "black")
-    for label in sorted({label for head in view["heads"].values() for label in head["labels"]}):
+    shown = {label.split(":")[0] for head in view["heads"].values() for label in head["labels"]}
+    for label in sorted(shown):
         axes.plot([], [], "s", color=colour_of(label), label=label)
     axes.legend(frameon=False, loc="upper right", bbox_to_anchor=(-0.15, 1))
 
@@ -74,6 +76,8 @@ def _draw_steps(scores: Axes, losses: Axes, view: View) -> None:
     for axes, values, colour, label, line in lines:
         (drawn,) = axes.plot(probe["step"], np.array(values, dtype=float), line, color=colour, label=label)
         drawn.set(linewidth=2.2, marker="o", markersize=3)
+    if crossed:
+        scores.plot([], [], "v", color=GREY, label="a head gets its label")
     if view["fell"] is not None:
         losses.axvline(view["fell"], color="black", linestyle="--", label=f"fell at step {view['fell']}")
     for axes in (scores, losses):

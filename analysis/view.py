@@ -111,7 +111,7 @@ def view(
 
 def colour_of(label: str) -> str:
     """The colour of a label; of all syntactic ones the same."""
-    return dict(KINDS.values()).get(label, SYNTACTIC if label.startswith("syntactic:") else "#555555")
+    return dict(KINDS.values()).get(label, SYNTACTIC if label.startswith("syntactic") else "#555555")
 
 
 def thin(items: Sequence[Any], most: int) -> list[Any]:

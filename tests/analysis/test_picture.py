@@ -69,7 +69,7 @@ def test_a_timeline_marks_each_crossing_and_the_fall(tmp_path):
 def test_a_published_model_is_drawn_by_label_beside_its_maps(tmp_path, shape):
     picture.draw(tmp_path / "model.svg", of_published(*shape))
     said = texts(tmp_path / "model.svg")
-    assert {"made-up", "induction", "sink", "syntactic:obj", "current-token"} <= {*said}
+    assert {"made-up", "induction", "sink", "syntactic", "current-token"} <= {*said}
     assert "step" not in said
     colours = (tmp_path / "model.svg").read_text()
     assert all(colour in colours for kind, (_, colour) in KINDS.items() if kind != "duplicate")
