@@ -15,7 +15,7 @@ setup: .venv/installed
 # One thread: two are a third faster where nothing else runs, and many times slower where something does.
 quickstart: setup
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python train.py --config configs/quickstart.yaml --run.overwrite true
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m scripts.eval_heads runs/quickstart --checkpoint all
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m scripts.eval_heads runs/quickstart
 
 test: setup
 	$(RUN) -m pytest -m "not slow"

@@ -53,7 +53,9 @@ def view(
     )
     document = heads or {}
     about, summary = document.get("model", {}), document.get("summary", {})
-    timeline = summary.get("timeline") or (_recorded(probed) if probed or not document else _moment(document))
+    checked = summary.get("timeline") or {"steps": []}  # at the checkpoints; the finer of both is drawn
+    drawn = checked if len(checked["steps"]) > len(probed) else _recorded(probed)
+    timeline = drawn if drawn["steps"] or not document else _moment(document)
     steps, scores = timeline["steps"], timeline["scores"]
     found = {kind: [best(rows) for rows in scores.get(kind, [])] for kind in KINDS}
     probe = {"step": steps} | {key: timeline[key] for key in ("repeat_loss_1", "repeat_loss_2")} | found
@@ -83,7 +85,7 @@ def view(
         "eval": _columns(evals, MOST_POINTS // runs, "loss", "loss_sem", "bits_per_byte"),
         "probe": {key: thin(column, MOST_POINTS // runs) for key, column in probe.items()},
         "formed": {kind: places[0] if places else None for kind, places in formed.items()},
-        "crossed": _crossings(document.get("heads", []), timeline),
+        "crossed": _crossings(document.get("heads", []), checked),
         "maps": {"step": thin(steps, most), "scores": {n: thin(rows, most) for n, rows in scores.items()}},
         "typed": bool(document),
         "heads_step": about.get("step", steps[-1] if steps else None),
@@ -91,7 +93,7 @@ def view(
         "more_heads": len(table) - len(kept),
         "best": leaders,
         "summary": {part: summary.get(part) for part in ("ablation", "circuits", "syntax", "rules")},
-        "fell": timeline.get("fell"),
+        "fell": checked.get("fell"),
     }
     # Four significant digits of each number are what a reader can use.
     shown = json.loads(json.dumps(shown), parse_float=lambda digits: float(f"{float(digits):.4g}"))

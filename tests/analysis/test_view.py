@@ -246,15 +246,18 @@ def test_the_weights_under_a_name_are_those_of_that_layer_and_head():
             assert row == pytest.approx(A_LHTT[layer, head, t, : t + 1].tolist(), abs=0.004)
 
 
-def test_a_timeline_takes_the_place_of_the_records():
-    document = evaluated(heads(labels={(1, 0): ["induction"]}), steps=(0, 50, 150))
-    document["summary"]["timeline"]["scores"]["induction"][1] = [[0.1, 0.2], [0.3, 0.4]]
+@pytest.mark.parametrize("steps", [(0, 50, 150), (0, 50, 75, 100, 150, 300)])
+def test_checkpoints_are_drawn_where_they_are_more_than_the_probes_and_marked_in_any_case(steps):
+    document = evaluated(heads(labels={(1, 0): ["induction"]}), steps=steps)
+    marked = steps[-2]
+    document["summary"]["timeline"]["scores"]["induction"][-2] = [[0.1, 0.2], [0.3, 0.4]]
     page = shown(heads=document)
-    assert page["maps"]["step"] == page["probe"]["step"] == [0, 50, 150]
-    assert page["maps"]["scores"]["sink"][1][1][0] == pytest.approx(score("sink", 50, 1, 0), rel=5e-4)
-    assert page["probe"]["repeat_loss_2"] == [4.0, 3.5, 2.5]
-    assert page["crossed"] == [{"kind": "induction", "head": "1.0", "step": 50, "score": 0.3}]
-    assert page["fell"] == 50
+    drawn = list(steps) if len(steps) > 4 else [0, 100, 200, 300]  # the steps of the records
+    assert page["maps"]["step"] == page["probe"]["step"] == drawn
+    assert page["maps"]["scores"]["sink"][1][1][0] == pytest.approx(score("sink", drawn[1], 1, 0), rel=5e-4)
+    assert page["probe"]["repeat_loss_2"] == [4.0 - step / 100 for step in drawn]
+    assert page["crossed"] == [{"kind": "induction", "head": "1.0", "step": marked, "score": 0.3}]
+    assert page["fell"] == document["summary"]["timeline"]["fell"]
 
 
 def test_a_head_that_looks_two_back_crossed_at_that_score():
