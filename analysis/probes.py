@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.capture import observe
-from analysis.rows import Rows, rows_of
+from analysis.rows import rows_of
 from analysis.statistics import REGISTRY
 from configs import UserError
 from configs.seeds import seed_for
