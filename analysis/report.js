@@ -18,7 +18,7 @@ function plain(text) {
 }
 
 function number(value) {
-  return value === null || value === undefined ? "no number" : Math.abs(value) < 10 ? value.toFixed(3) : value.toPrecision(4);
+  return value === null || value === undefined ? "no number" : Math.abs(value) < 10 ? value.toFixed(3).replace(/^-(0\.0*)$/, "$1") : value.toPrecision(4);
 }
 
 function make(tag, parent, text = "", className = "") {
@@ -310,7 +310,7 @@ function go(r, head) {
 // Of many labels the first colours what has one colour. Before there are labels: what the head is the best of.
 const labelsOf = (run, head) => run.typed ? run.heads[head].labels : Object.keys(run.best).filter((kind) => run.best[kind] === head).map((kind) => kinds[kind][0]);
 const headColour = (run, head) => labels[labelsOf(run, head)[0]] || "#2b3a67";
-const short = (value) => (value === null || value === undefined ? "none" : Math.abs(value) < 10 ? value.toFixed(2) : value.toPrecision(3));
+const short = (value) => (value === null || value === undefined ? "none" : Math.abs(value) < 10 ? value.toFixed(2).replace(/^-(0\.0*)$/, "$1") : value.toPrecision(3));
 const interval = (ci, show = short) => (ci && ci[0] !== null ? ` (${show(ci[0])} to ${show(ci[1])})` : "");
 const named = (label, head) => label + (label === "previous-token" && head.scores.previous2?.[0] > head.scores.previous?.[0] ? ", two back" : "");
 
