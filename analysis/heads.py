@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from analysis.probes import PREDICTED, Pass, Probes, Scores, headlines, look, plain, record_of
+from analysis.probes import Pass, Probes, Scores, headlines, look, plain, record_of
 from analysis.rows import rows_of
 from configs.screen import looks
 from configs.seeds import seed_for
@@ -73,7 +73,7 @@ def describe_heads(
     with tqdm(total=2 * len(probes), unit="pass", delay=2, **looks("{n_fmt}/{total_fmt} probes read")) as bar:
         for name, probe in probes.items():
             each = (partial(_only, n=n) for n in range(len(probe.tokens_BT)))
-            passes[name] = look(model, name, probe, _uniform, *each, losses=name in PREDICTED)
+            passes[name] = look(model, name, probe, _uniform, *each)
             bar.update()
             untaught[name] = look(fresh, name, probe, losses=False).scores
             bar.update()

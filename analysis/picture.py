@@ -57,7 +57,8 @@ def _draw_labels(axes: Axes, view: View) -> None:
     shown = {label.split(":")[0] for head in view["heads"].values() for label in head["labels"]}
     for label in sorted(shown):
         axes.plot([], [], "s", color=colour_of(label), label=label)
-    axes.legend(frameon=False, loc="upper right", bbox_to_anchor=(-0.15, 1))
+    if shown:
+        axes.legend(frameon=False, loc="upper right", bbox_to_anchor=(-0.15, 1))
 
 
 def _draw_steps(scores: Axes, losses: Axes, view: View) -> None:

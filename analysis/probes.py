@@ -88,11 +88,11 @@ def make_probes(source: Mixture, context_length: int, sequences: int, seed: int)
     return probes
 
 
-def look(model: GPT, name: str, probe: Probe, *substitutes: Substitute, losses: bool) -> Pass:
+def look(model: GPT, name: str, probe: Probe, *substitutes: Substitute, losses: bool = True) -> Pass:
     """The statistics of the probe called `name`, in one forward pass.
 
-    They are taken again for each of the `substitutes`, which replaces what they see of a layer. Without
-    `losses` there are none, and a large vocabulary costs nothing.
+    They are taken again for each of the `substitutes`, which replaces what they see of a layer. Losses are
+    those of `PREDICTED`; without them a large vocabulary costs nothing.
     """
     wanted = {
         statistic + end: function
@@ -122,7 +122,8 @@ def look(model: GPT, name: str, probe: Probe, *substitutes: Substitute, losses: 
     probe = probe.to(model.device)
     with model.reading(), observe(model, collect):
         x_BTC = model.hidden(probe.tokens_BT, segment_BT=probe.segment_BT)
-        losses_BT = token_losses(model, x_BTC, probe.tokens_BT) if losses else x_BTC.new_empty(0)
+        predicts = losses and name in PREDICTED
+        losses_BT = token_losses(model, x_BTC, probe.tokens_BT) if predicts else x_BTC.new_empty(0)
     return Pass(scores[0], scores[1:], losses_BT.cpu(), skipped)
 
 
@@ -154,8 +155,7 @@ def measure(model: GPT, probes: Probes, bos_trained: bool) -> dict[str, Any]:
 
     A number that is not finite becomes None and is counted, so that the record stays valid JSON.
     """
-    passes = {n: look(model, n, probe, losses=n in PREDICTED) for n, probe in probes.items()}
-    return record_of(passes, probes, bos_trained)
+    return record_of({name: look(model, name, probe) for name, probe in probes.items()}, probes, bos_trained)
 
 
 def record_of(passes: dict[str, Pass], probes: Probes, bos_trained: bool) -> dict[str, Any]:
