@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from analysis import report
+from analysis import report, table
 from analysis.heads import describe_heads, in_words
 from analysis.probes import Probes, make_probes, measure, summary
 from analysis.view import view
@@ -232,7 +232,7 @@ def conclude(run: Run, log: MirroredLog) -> None:
         about = {"run": run.folder.name, "step": run.state.step}
         heads = describe_heads(run.model, run.probes, c.data.bos, c.run.seed, about)
         replace_text(run.folder / "heads.json", json.dumps(heads, allow_nan=False))
-        log.heads(heads)
+        log.heads(table.rows_of(heads))
         print(in_words(heads))
     records = read_records(run.folder / "metrics.jsonl")
     shown = view(run.folder.name, c, records, heads, run.model, run.source.tokenizer)

@@ -1,43 +1,41 @@
-"""`heads.csv`: what `heads.json` says of each head, a row a head."""
+"""`heads.json` as a table: one head a row, for spreadsheets and for Weights & Biases."""
 
 import csv
 import io
+from collections.abc import Iterator
 from typing import Any
 
-from analysis.heads import LABELS
+SHOWN = ("scores", "null", "ci", "ablation", "copying", "crossed", "syntax")
+
+
+def rows_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each head, by columns named as the places in `heads.json`, such as `null.sink.uniform`.
+
+    An interval has two, `.low` and `.high`; a score of its own has its name alone. What was not measured in
+    any head has no column, what was not in this one is None.
+    """
+    rows = []
+    for head in document["heads"]:
+        row = {"layer": head["layer"], "head": head["head"], "labels": ";".join(head["labels"])}
+        rows.append(row | {name: value for key in SHOWN for name, value in _leaves(key, head.get(key))})
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def csv_of(document: dict[str, Any]) -> str:
-    """The heads of `heads.json`; what was not measured is empty.
-
-    Of each score NAME there are NAME, its bounds NAME_low and NAME_high, and the nulls NAME_uniform and
-    NAME_random_init. Relations come last: there are as many as the treebank has.
-    """
-    rows = [_row(head) for head in document["heads"]]
-    text = io.StringIO()
-    writer = csv.DictWriter(
-        text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n"
-    )
+    """The rows as CSV; what is None is empty."""
+    rows, text = rows_of(document), io.StringIO()
+    writer = csv.DictWriter(text, [*rows[0]], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
 
 
-def _row(head: dict[str, Any]) -> dict[str, Any]:
-    row = {"layer": head["layer"], "head": head["head"], "labels": ";".join(head["labels"])}
-    for name, score in head["scores"].items():
-        row |= _bounded(name, score, head["ci"][name])
-        row |= {f"{name}_{kind}": head["null"][name][kind] for kind in ("uniform", "random_init")}
-    ablation, copying = head.get("ablation") or {}, head.get("copying") or {}
-    for kind in ("mean", "zero"):
-        for probe in ("natural", "repeat"):
-            effect = ablation.get(kind, {}).get(probe, {})
-            row |= _bounded(f"ablation_{kind}_{probe}", effect.get("change"), effect.get("ci"))
-    row |= {"copying": copying.get("score"), "copying_random_init": copying.get("random_init")}
-    row |= {f"crossed_{label}": head.get("crossed", {}).get(label) for label in LABELS}
-    return row | {f"syntax_{name}": accuracy for name, accuracy in head.get("syntax", {}).items()}
-
-
-def _bounded(name: str, value: float | None, ci: list[float] | None) -> dict[str, float | None]:
-    low, high = ci or (None, None)
-    return {name: value, f"{name}_low": low, f"{name}_high": high}
+def _leaves(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _leaves(f"{place}.{name}".removeprefix("scores."), part)
+    elif isinstance(value, list):
+        yield from zip((f"{place}.low", f"{place}.high"), value, strict=True)
+    elif value is not None:
+        yield place, value

@@ -91,9 +91,10 @@ def main(given: Namespace) -> None:
     except OSError as error:
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
     if given.wandb != "disabled":
+        from analysis.table import rows_of
         from training.mirror import log_evaluation
 
-        log_evaluation(folder, config, given.wandb, document, folder / "heads.png")
+        log_evaluation(folder, config, given.wandb, rows_of(document), folder / "heads.png")
 
 
 def show(folder: Path, document: dict[str, Any], run: "SavedRun", name: str, texts: list[str]) -> None:

@@ -67,12 +67,12 @@ class MirroredLog(JsonLines):
                 self._run.log({}, step=self._row, commit=True)
         self._row = -1
 
-    def heads(self, document: dict[str, Any]) -> None:
+    def heads(self, rows: list[dict[str, Any]]) -> None:
         """Show what heads.json holds as a table, one head a row."""
         if self._run is None:
             return
         with self._forgiving():
-            _show_heads(self._run, document)
+            _show_heads(self._run, rows)
 
     def __enter__(self) -> Self:
         return self
@@ -121,17 +121,18 @@ class MirroredLog(JsonLines):
                 _end(run, exit_code=1)
 
 
-def log_evaluation(folder: Path, config: Config, mode: str, document: dict[str, Any], picture: Path) -> None:
+def log_evaluation(
+    folder: Path, config: Config, mode: str, rows: list[dict[str, Any]], picture: Path
+) -> None:
     """A run of its own there, below `folder`, with the table of the heads and the picture."""
-    log = config.log.model_copy(update={"wandb": mode})
-    config = config.model_copy(update={"log": log})
+    config = config.model_copy(update={"log": config.log.model_copy(update={"wandb": mode})})
     run = None
     try:
         with _overruling(config):
             if run := _open(folder, config, uuid.uuid4().hex[:8]):
                 from wandb import Image
 
-                _show_heads(run, document)
+                _show_heads(run, rows)
                 run.log({"heads/picture": Image(str(picture))})
                 _end(run, exit_code=0)
     except (Exception, SystemExit) as error:
@@ -140,18 +141,10 @@ def log_evaluation(folder: Path, config: Config, mode: str, document: dict[str, 
             _end(run, exit_code=1)
 
 
-def _show_heads(run: Any, document: dict[str, Any]) -> None:
-    """The table, one head a row; what removing it does to both losses in the last columns."""
+def _show_heads(run: Any, rows: list[dict[str, Any]]) -> None:
     from wandb import Table
 
-    names = list(document["heads"][0]["scores"])
-    removals = [(way, loss) for way in ("mean", "zero") for loss in ("natural", "repeat")]
-    columns = ["layer", "head", "labels", *names, *(f"{way}_ablation_{loss}" for way, loss in removals)]
-    table = Table(columns)
-    for head in document["heads"]:
-        row = [head["layer"], head["head"], ", ".join(head["labels"]), *map(head["scores"].get, names)]
-        effects = head["ablation"]
-        table.add_data(*row, *(effects and effects[way][loss]["change"] for way, loss in removals))
+    table = Table([*rows[0]], [[*row.values()] for row in rows])
     # Bound beforehand it becomes no artifact, which would lie outside the run folder.
     table.bind_to_run(run, "heads", "summary")
     run.summary["heads"] = table

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,27 +20,19 @@ FREE |= {"dropout", "backend"}
 TOKENS = {"data.tokenizer", "data.bos", "data.vocab_size"}
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Whose weights a run takes over: the tokenizer, and what is to be told."""
+class Origin(NamedTuple):
+    """Whose weights a run takes over."""
 
+    was: dict[str, Any]  # its settings, by key
     tokenizer: Tokenizer
-    news: list[str]
     copy: Callable[[GPT], None]
+    places: list[Path]  # what must not be lost
+    news: list[str]
 
     def fill(self, model: GPT) -> list[str]:
         """Copy the weights; what is to be told. A learned sink that one of both lacks stays as it starts."""
         self.copy(model)
         return self.news
-
-
-class _Found(NamedTuple):
-    was: dict[str, Any]  # by key
-    tokenizer: Tokenizer
-    copy: Callable[[GPT], None]
-    places: list[Path]
-    name: Path
-    faults: list[str]
 
 
 def find_origin(config: Config) -> Origin:
@@ -70,11 +61,10 @@ def find_origin(config: Config) -> Origin:
             f"model.init_from {path} has another model or tokenizer: {', '.join(refused)}; ask for the same"
         )
     told = ", ".join(f"{key} was {shown(was[key])}, is {shown(asked[key])}" for key in changed)
-    news = found.faults + ([f"unlike {found.name}: {told}"] if told else [])
-    return Origin(found.tokenizer, news, found.copy)
+    return found._replace(news=found.news + ([f"unlike {found.places[0]}: {told}"] if told else []))
 
 
-def _run(path: Path) -> _Found:
+def _run(path: Path) -> Origin:
     whole = path.absolute()  # `.` may be the folder of a checkpoint
     one = re.fullmatch(r"step-(\d{8})", whole.name)
     folder, step = (whole.parent.parent, int(one[1])) if one else (path, None)
@@ -82,10 +72,10 @@ def _run(path: Path) -> _Found:
     checkpoint, faults = find_intact(folder / "checkpoints", step)
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     copy = partial(load_weights, checkpoint, may_lack=("sink_H",))
-    return _Found(was, tokenizer, copy, [folder, checkpoint], folder, faults)
+    return Origin(was, tokenizer, copy, [folder, checkpoint], faults)
 
 
-def _published(path: Path, config: Config) -> _Found:
+def _published(path: Path, config: Config) -> Origin:
     from data.published import read_tokenizer  # slow
 
     published, tokenizer = open_published(path), read_tokenizer(path, bos=config.data.bos)
@@ -94,4 +84,4 @@ def _published(path: Path, config: Config) -> _Found:
         raise UserError(f"{sizes}: it can be looked at, but not trained on")
     was = {f"model.{key}": value for key, value in published.config.model_dump().items()}
     was |= {"data.tokenizer": "hf", "data.bos": tokenizer.bos is not None, "data.vocab_size": None}
-    return _Found(was, tokenizer, published.fill, [path], path, [])
+    return Origin(was, tokenizer, published.fill, [path], [])

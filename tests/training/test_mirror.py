@@ -103,19 +103,17 @@ def test_the_folder_of_before_stays_until_the_new_one_has_caught_up(tmp_path, mo
 
 
 def test_heads_are_a_table_inside_the_run_folder(tmp_path, wandb_alone):
-    document = {
-        "heads": [
-            {"layer": 0, "head": 0, "scores": {"sink": 0.5, "mine": None}, "null": {}, "labels": []},
-            {"layer": 0, "head": 1, "scores": {"sink": 1, "mine": 2.5}, "labels": ["sink", "induction"]},
-        ]
-    }
+    rows = [
+        {"layer": 0, "head": 0, "labels": "", "sink": 0.5, "mine": None},
+        {"layer": 0, "head": 1, "labels": "sink;induction", "sink": 1, "mine": 2.5},
+    ]
     with log_of(tmp_path / "run") as log:
         write(log, 0, 4)
-        log.heads(document)
+        log.heads(rows)
     told = Told(tmp_path / "run")
     table = json.loads((told.folder / "files" / told.summary["heads"]["path"]).read_text())
     assert table["columns"] == ["layer", "head", "labels", "sink", "mine"]
-    assert table["data"] == [[0, 0, "", 0.5, None], [0, 1, "sink, induction", 1, 2.5]]
+    assert table["data"] == [[0, 0, "", 0.5, None], [0, 1, "sink;induction", 1, 2.5]]
     assert not (wandb_alone / "WANDB_DATA_DIR").exists()
 
 
