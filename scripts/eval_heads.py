@@ -17,20 +17,40 @@ from scripts import serve, warn
 if TYPE_CHECKING:
     from training.runs import SavedRun
 
+
+def positive(word: str) -> int:
+    """A number of things, for argparse."""
+    if int(word) < 1:
+        raise ValueError
+    return int(word)
+
+
+def step(word: str) -> int | str:
+    """A step, or `all` of them, for argparse."""
+    return word if word == "all" else positive(word) if word != "0" else 0
+
+
 PARSER = Parser(prog="python -m scripts.eval_heads", description=__doc__, allow_abbrev=False)
+either = PARSER.add_mutually_exclusive_group(required=True)
+either.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder")
+about = "instead: a folder of Hugging Face's, or a GGUF file"
+either.add_argument("--hf", type=Path, metavar="DIR_OR_GGUF", help=about)
 add = PARSER.add_argument
-add("run", nargs="?", type=Path, metavar="RUN", help="run folder")
-add("--hf", type=Path, metavar="DIR_OR_GGUF", help="instead: a folder of Hugging Face's, or a GGUF file")
 about = "weights of this step (default: the newest), or all: also when each head appeared"
-add("--checkpoint", metavar="STEP", help=about)
+add("--checkpoint", type=step, metavar="STEP", help=about)
 add("--treebank", type=Path, metavar="CONLLU", help="a treebank: also find syntactic heads on its sentences")
 about = "remove each labelled head, every head, or none (default: labelled)"
 add("--ablate", choices=("labelled", "all", "none"), default="labelled", help=about)
 about = "show the attention on this text; may be given again (default: of the probes)"
 add("--text", action="append", default=[], help=about)
 add("--corpus", type=Path, metavar="FILE", help="--hf: text of the probes (default: the embedded plays)")
-add("--context", type=int, metavar="T", help="--hf: tokens a sequence (default: 256, or what the model has)")
-add("--sequences", type=int, metavar="N", help="sequences of each probe (default: the run's, or 16)")
+add(
+    "--context",
+    type=positive,
+    metavar="T",
+    help="--hf: tokens a sequence (default: 256, or what the model has)",
+)
+add("--sequences", type=positive, metavar="N", help="sequences of each probe (default: the run's, or 16)")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 add("--device", choices=DEVICES, default="auto", help="where to compute (default: auto)")
 about = "of the linear layers (default: the run's, or fp32)"
@@ -43,7 +63,7 @@ add("--out", type=Path, metavar="DIR", help=about)
 
 def main(given: Namespace) -> None:
     """Evaluate, write the files, print what was found and where it is."""
-    step = _checked(given)
+    folder = _checked(given)
     from analysis.ablation import add_ablation
     from analysis.circuits import add_circuits
     from analysis.heads import describe_heads, in_words, untrained
@@ -58,6 +78,7 @@ def main(given: Namespace) -> None:
 
     device = choose_device(given.device)
     sentences = read_treebank(given.treebank) if given.treebank else None
+    step = None if given.checkpoint == "all" else given.checkpoint
     run = load_published_run(given.hf, given.corpus, given.context) if given.hf else load_run(given.run, step)
     for text in given.text:
         run.tokenizer.encode(text)  # what it does not know is told before the work
@@ -67,7 +88,7 @@ def main(given: Namespace) -> None:
     source = load_source(config, run.tokenizer)
     sequences = given.sequences or config.probe.sequences
     probes = make_probes(source, config.model.context_length, sequences, seed)
-    name = given.hf.resolve().stem if given.hf else given.run.resolve().name
+    name = _name(given.hf or given.run)
     about = {"published": name} if given.hf else {"run": name, "step": run.step}
     document = describe_heads(model, probes, config.data.bos, seed, about | {"precision": precision})
     fresh = untrained(model, seed)
@@ -79,7 +100,6 @@ def main(given: Namespace) -> None:
         add_timeline(document, every_checkpoint(run), probes, config.data.bos)
     warn(run.faults)
     print(in_words(document), flush=True)
-    folder = given.out or _default_out(given)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Removing heads can take long: what is known before is not lost where it is broken off.
@@ -113,31 +133,26 @@ def show(folder: Path, document: dict[str, Any], run: "SavedRun", name: str, tex
     print(f"{folder}: heads.json, heads.csv, heads.png, heads.svg, report.html")
 
 
-def _checked(given: Namespace) -> int | None:
-    """The step that was asked for; raises `UserError` for a wrong request, ahead of the slow imports."""
-    if bool(given.run) == bool(given.hf):
-        raise UserError("give one run folder, or --hf and a folder of Hugging Face's or a GGUF file")
-    if given.hf and given.checkpoint:
+def _checked(given: Namespace) -> Path:
+    """The folder to write to; raises `UserError` for a wrong request, ahead of the slow imports."""
+    if given.hf and given.checkpoint is not None:
         raise UserError(f"--checkpoint {given.checkpoint}: a published model has one set of weights")
     if given.run and (given.corpus or given.context):
         raise UserError("--corpus and --context go with --hf; a run has its own data and context")
-    for key in ("context", "sequences"):
-        if getattr(given, key) is not None and getattr(given, key) < 1:
-            raise UserError(f"--{key} {getattr(given, key)}: must be 1 or more")
-    if given.checkpoint not in (None, "all") and not given.checkpoint.isdecimal():
-        raise UserError(f"--checkpoint {given.checkpoint}: must be a step, or all")
-    folder = given.out or _default_out(given)
+    older = given.checkpoint not in (None, "all")
+    usual = given.run / f"heads-{given.checkpoint}" if older else given.run
+    folder = given.out or usual or Path("runs") / f"{_name(given.hf)}-heads"
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder} is a file: give a folder")
     if given.run:
         load_config(given.run)
-    return int(given.checkpoint) if given.checkpoint not in (None, "all") else None
+    return folder
 
 
-def _default_out(given: Namespace) -> Path:
-    if given.hf:
-        return Path("runs") / f"{given.hf.resolve().stem}-heads"
-    return given.run / f"heads-{given.checkpoint}" if (given.checkpoint or "all") != "all" else given.run
+def _name(path: Path) -> str:
+    """Of a folder or a file, whose ending says nothing."""
+    path = path.resolve()
+    return path.stem if path.is_file() else path.name
 
 
 if __name__ == "__main__":

@@ -158,12 +158,12 @@ def test_nothing_that_was_found_is_lost_where_ablation_is_broken_off(run, monkey
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "one run folder, or --hf"),
-        (["RUN", "--hf", "RUN"], "one run folder, or --hf"),
+        ([], "one of the arguments RUN --hf is required"),
+        (["RUN", "--hf", "RUN"], "--hf: not allowed with argument RUN"),
         (["NOWHERE"], "no run folder"),
-        (["RUN", "--checkpoint", "last"], "--checkpoint last: must be a step, or all"),
+        (["RUN", "--checkpoint", "last"], "--checkpoint: invalid step value: 'last'"),
         (["RUN", "--checkpoint", "7"], "no checkpoint of step 7 .* 0, 5, 10, 15, 20"),
-        (["RUN", "--sequences", "0"], "--sequences 0: must be 1 or more"),
+        (["RUN", "--sequences", "0"], "--sequences: invalid positive value: '0'"),
         (["RUN", "--context", "64"], "go with --hf"),
         (["RUN", "--corpus", "x.txt"], "go with --hf"),
         (["--hf", "RUN", "--checkpoint", "all"], "one set of weights"),
