@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from analysis.capture import observe
-from analysis.heads import RESAMPLES
 from analysis.probes import Probe, Probes, plain, token_losses
+from analysis.resampling import bounds, redrawn
 from configs.screen import looks
 from configs.seeds import seed_for
 from model.attention import Observation
@@ -76,18 +76,18 @@ def add_ablation(
     sets = dict.fromkeys([*singles.values(), *groups.values(), *drawn])  # each but once
     targets_PN, intact_PN, without = _losses(model, probes, list(sets))
     N, generator = targets_PN.size(1), torch.Generator().manual_seed(seed_for(seed, "ablation"))
-    drawn_RN = torch.randint(N, (RESAMPLES, N), generator=generator)
+    drawn_RN = redrawn(N, generator)
 
     def effect(*draws: Heads) -> dict[str, Any]:
         """A sequence weighs as many tokens as it has; of several draws the mean is taken."""
         change_KPN = torch.stack([without[heads] for heads in draws]).mean(0) - intact_PN
         mean_KP = change_KPN.sum(-1) / targets_PN.sum(-1)
         mean_KPR = change_KPN[..., drawn_RN].sum(-1) / targets_PN[:, drawn_RN].sum(-1)
-        bounds_KP2 = mean_KPR.nanquantile(mean_KPR.new_tensor([0.025, 0.975]), dim=-1).movedim(0, -1)
+        ends_KP2 = bounds(mean_KP, mean_KPR.movedim(-1, 0), N).movedim(0, -1)
         effects: dict[str, Any] = {kind: {} for kind in KINDS}
-        for kind, mean_P, bounds_P2 in zip(KINDS, mean_KP.tolist(), bounds_KP2.tolist(), strict=True):
-            for part, mean, bounds in zip(PARTS, mean_P, bounds_P2, strict=True):
-                effects[kind][part] = {"change": plain(mean), "ci": plain(bounds) if N > 1 else None}
+        for kind, mean_P, ends_P2 in zip(KINDS, mean_KP.tolist(), ends_KP2.tolist(), strict=True):
+            for part, mean, ends in zip(PARTS, mean_P, ends_P2, strict=True):
+                effects[kind][part] = {"change": plain(mean), "ci": plain(ends) if N > 1 else None}
         return effects
 
     for entry in document["heads"]:

@@ -15,13 +15,14 @@ import torch
 from tqdm import tqdm
 
 from analysis.probes import Pass, Probes, Scores, headlines, look, plain, record_of
+from analysis.resampling import bounds, redrawn
 from analysis.rows import rows_of
 from configs.screen import looks
 from configs.seeds import seed_for
 from model.attention import Observation
 from model.transformer import GPT
 
-RESAMPLES = 1000
+MARGIN = 0.1  # that a score must be above all nulls to be a reason for a label
 NOT_MEANS = ("max_logit", "head_norm")  # no means over sequences, so resampling these says nothing
 SHARES = ("sink_rate",)  # of sequences: each counts the same, however long
 Head = dict[str, float]  # score by name
@@ -82,16 +83,16 @@ def describe_heads(
     random_init = headlines(*untaught.values())
     low, high = _interval(passes, probes, record["scores"], _generator(seed, "bootstrap"))
     tables = [record["scores"], *(_table(scores) for scores in (uniform, random_init, low, high))]
-    heads = []
+    heads: list[dict[str, Any]] = []
     for layer, head in itertools.product(range(model.config.n_layer), range(model.config.n_head)):
         own, equal, random, least, most = (
             {name: rows[layer][head] for name, rows in table.items()} for table in tables
         )
         null = {name: {"uniform": equal[name], "random_init": random[name]} for name in own}
         ci = {name: None if least[name] is None else [least[name], most[name]] for name in own}
-        labels = labels_of(own, bos=record["probe"]["bos"])
-        entry = {"layer": layer, "head": head, "scores": own, "null": null, "ci": ci, "labels": labels}
-        heads.append(entry | {"ablation": None})
+        heads.append({"layer": layer, "head": head, "scores": own, "null": null, "ci": ci})
+    chance, bos = chance_of(heads), record["probe"]["bos"]
+    heads = [head | {"labels": labels_of(head["scores"], chance, bos), "ablation": None} for head in heads]
     plainest = probes.get("text_without_bos", probes["text"])
     probe = record["probe"] | {"example": plainest.tokens_BT[0][plainest.present[0]].tolist()}
     shape = model.config.model_dump(include={"n_layer", "n_head", "n_kv_head", "d_model", "d_head"})
@@ -105,9 +106,33 @@ def untrained(model: GPT, seed: int) -> GPT:
     return fresh.to(model.device).compute_in(model.head.compute_dtype)
 
 
-def labels_of(scores: dict[str, float | None], bos: bool) -> list[str]:
-    """The labels whose rule holds; a score that is None holds none. A sink is one on BOS."""
+def chance_of(heads: list[dict[str, Any]]) -> dict[str, float]:
+    """By score, the most that a head without knowledge gets: equal scores, or the best untrained head."""
+    nulls: dict[str, list[float]] = {name: [] for name in heads[0]["null"]}
+    for head in heads:
+        for name, null in head["null"].items():
+            nulls[name] += [value for value in null.values() if value is not None]
+    return {name: max(values, default=-math.inf) for name, values in nulls.items()}
+
+
+def labels_of(scores: dict[str, float | None], chance: dict[str, float], bos: bool) -> list[str]:
+    """The labels whose rule holds; a score that is None holds none. A sink is one on BOS.
+
+    Nor does a score that is not `MARGIN` above `chance_of`: with a narrow window, or with keys that are the
+    queries, heads without knowledge reach thresholds.
+    """
     head = {name: math.nan if value is None else value for name, value in scores.items()}
+    for name in (
+        "induction_short",
+        "induction_long",
+        "duplicate",
+        "current",
+        "previous",
+        "previous2",
+        "sink",
+    ):
+        if not head[name] >= chance[name] + MARGIN:
+            head[name] = math.nan
     return [label for label, rule in LABELS.items() if rule.holds(head) and (bos or label != "sink")]
 
 
@@ -151,14 +176,14 @@ def _only(seen: Observation, n: int) -> Observation:
 def _interval(
     passes: dict[str, Pass], probes: Probes, found: dict[str, Any], generator: torch.Generator
 ) -> tuple[Scores, Scores]:
-    """2.5 % and 97.5 % quantiles over resampled sequences, L x H each; NaN where they would say nothing.
+    """Ends of the 95 % intervals over resampled sequences, L x H each; NaN where they would say nothing.
 
     A sequence weighs as many tokens as it has, and nothing where it is too short for a score. The few first
     queries that a score leaves out weigh too: between documents of different lengths that moves the mean,
     which is undone, and widens the interval a little.
     """
     N = len(probes["text"].tokens_BT)
-    drawn_RN = torch.randint(N, (RESAMPLES, N), generator=generator)
+    drawn_RN = redrawn(N, generator)
     resampled: Scores = {}
     for key, probe in probes.items():
         single = passes[key].substituted[1:]
@@ -171,11 +196,11 @@ def _interval(
             mean_LH = sum_NLH.nansum(0) / weight_NLH.sum(0)
             mean_RLH = sum_NLH[drawn_RN].nansum(1) / weight_NLH[drawn_RN].sum(1)
             resampled[name] = score_LH + mean_RLH - mean_LH
-    unknown = NOT_MEANS if N > 1 else resampled  # of one sequence nothing can be resampled
-    resampled |= {name: torch.full_like(resampled[name], math.nan) for name in unknown}
-    bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
-    quantiles = {name: means.quantile(bounds, dim=0) for name, means in headlines(resampled).items()}
-    return {name: q[0] for name, q in quantiles.items()}, {name: q[1] for name, q in quantiles.items()}
+    resampled |= {name: torch.full_like(resampled[name], math.nan) for name in NOT_MEANS}
+    ends = {}
+    for name, mean_RLH in headlines(resampled).items():
+        ends[name] = bounds(torch.from_numpy(np.array(found[name], dtype=float)), mean_RLH, N)
+    return {name: low for name, (low, _) in ends.items()}, {name: high for name, (_, high) in ends.items()}
 
 
 def _table(scores: Scores) -> dict[str, Any]:

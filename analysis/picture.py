@@ -96,7 +96,7 @@ def _draw_steps(scores: Axes, losses: Axes, view: View) -> None:
 
 def _name(axes: Axes, title: str, colour: str) -> None:
     """A grid of heads has a title, and its axes are numbers of layers and heads."""
-    axes.set_title(title, fontsize=10, color=colour)
+    axes.set_title(title, fontsize=10, color=colour, parse_math=False)  # a name may have $ in it
     axes.set(xlabel="head", ylabel="layer")
     axes.locator_params(nbins=6, integer=True)
     axes.tick_params(length=0)

@@ -564,7 +564,7 @@ function drawTables(box) {
     numeric("margin", (row) => row.margin),
   ], Object.entries(syntax?.relations || {}).map(([relation, row]) => ({ relation, ...row })));
   drawTable(box, "All heads of a label removed", ablation && `Change in loss, nats per token, with 95 % interval; the control removes as many heads at random, or as many as have no label. Untouched, the model loses ${number(ablation.baseline.natural)} on natural text and ${number(ablation.baseline.repeat)} on the second repeat.`, [
-    ["label", (row) => row.label, (row, cell) => { if (row.draws) cell.textContent = "control"; else chip(cell, row.label); }],
+    ["label", (row) => row.label, (row, cell) => { if (row.draws) cell.textContent = row.draws[0].length < row.size ? `control, ${row.draws[0].length} of ${row.size}` : "control"; else chip(cell, row.label); }],
     ["heads", (row) => row.size ?? row.heads.length, (row, cell) => row.draws ? `${row.draws.map((draw) => draw.map((head) => head.join(".")).join(" ")).join(" or ")}, ${row.pool}` : heads(r, () => row.heads)(row, cell)],
     ...EFFECTS.flatMap(([probe, words]) => MEANS.map((how) => withInterval(`${words}, ${how}`, (row) => row[how][probe]))),
   ], (ablation?.groups || []).flatMap((group) => [group, ...(group.control ? [{ ...group.control, label: group.label, size: group.heads.length }] : [])]));

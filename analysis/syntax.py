@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from analysis.capture import observe
-from analysis.heads import RESAMPLES
+from analysis.resampling import bounds, redrawn
 from configs import UserError
 from configs.screen import looks
 from configs.seeds import seed_for
@@ -228,6 +228,6 @@ def _interval(right_A: Tensor, text_A: Tensor, generator: torch.Generator) -> li
     arcs_N, right_N = text_A.bincount(), text_A.bincount(right_A.double())
     if len(arcs_N) == 1:
         return None
-    drawn_RN = torch.randint(len(arcs_N), (RESAMPLES, len(arcs_N)), generator=generator)
+    drawn_RN = redrawn(len(arcs_N), generator)
     share_R = right_N[drawn_RN].sum(1) / arcs_N[drawn_RN].sum(1)
-    return share_R.quantile(torch.tensor([0.025, 0.975]).double()).tolist()
+    return bounds(right_A.double().mean(), share_R, len(arcs_N)).tolist()

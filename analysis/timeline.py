@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from analysis.heads import labels_of
+from analysis.heads import chance_of, labels_of
 from analysis.probes import Probes, measure
 from model.transformer import GPT
 
@@ -20,11 +20,12 @@ def add_timeline(
     for step, model in checkpoints:
         steps.append(step)
         records.append(measure(model, probes, bos_trained))
+    chance = chance_of(document["heads"])
     for head in document["heads"]:
         head["crossed"] = {}
         for step, record in zip(steps, records, strict=True):
             scores = {name: rows[head["layer"]][head["head"]] for name, rows in record["scores"].items()}
-            for label in labels_of(scores, bos=record["probe"]["bos"]):
+            for label in labels_of(scores, chance, bos=record["probe"]["bos"]):
                 head["crossed"].setdefault(label, step)
     first, second = ([r["model"][f"repeat_loss_{n}"] for r in records] for n in (1, 2))
     scores = {name: [record["scores"][name] for record in records] for name in records[-1]["scores"]}

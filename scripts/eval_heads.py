@@ -7,15 +7,11 @@ import json
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from configs import UserError
 from configs.cli import Parser, load_config
 from configs.files import replace_text
 from scripts import serve, warn
-
-if TYPE_CHECKING:
-    from training.runs import SavedRun
 
 
 def positive(word: str) -> int:
@@ -64,30 +60,42 @@ add("--out", type=Path, metavar="DIR", help=about)
 def main(given: Namespace) -> None:
     """Evaluate, write the files, print what was found and where it is."""
     folder = _checked(given)
+    from analysis import patterns, picture, report
     from analysis.ablation import add_ablation
     from analysis.circuits import add_circuits
     from analysis.heads import describe_heads, in_words, untrained
     from analysis.probes import make_probes
     from analysis.syntax import add_syntax
+    from analysis.table import csv_of, rows_of
     from analysis.timeline import add_timeline
+    from analysis.view import view
     from data.loading import load_source
     from data.treebank import read_treebank
     from model.layers import PRECISIONS
     from training.devices import choose_device
+    from training.loggers import read_records
+    from training.mirror import log_evaluation
     from training.runs import every_checkpoint, load_published_run, load_run
 
     device = choose_device(given.device)
     sentences = read_treebank(given.treebank) if given.treebank else None
     step = None if given.checkpoint == "all" else given.checkpoint
     run = load_published_run(given.hf, given.corpus, given.context) if given.hf else load_run(given.run, step)
-    for text in given.text:
-        run.tokenizer.encode(text)  # what it does not know is told before the work
     config, seed = run.config, run.config.run.seed
+    for text in given.text:  # what cannot be shown is told before the work
+        patterns.encode(text, run.tokenizer, config.model.context_length)
+    records = read_records(run.folder / "metrics.jsonl") if run.step is not None else []
     precision = given.precision or config.train.precision
     model = run.model.to(device).compute_in(PRECISIONS[precision])
     source = load_source(config, run.tokenizer)
+    if run.step is not None and source.fingerprint != run.fingerprint:
+        warn([f"the data differ from those that {run.folder} was trained on, and so do the probes"])
     sequences = given.sequences or config.probe.sequences
     probes = make_probes(source, config.model.context_length, sequences, seed)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}") from None
     name = _name(given.hf or given.run)
     about = {"published": name} if given.hf else {"run": name, "step": run.step}
     document = describe_heads(model, probes, config.data.bos, seed, about | {"precision": precision})
@@ -101,36 +109,21 @@ def main(given: Namespace) -> None:
     warn(run.faults)
     print(in_words(document), flush=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         # Removing heads can take long: what is known before is not lost where it is broken off.
         replace_text(folder / "heads.json", json.dumps(document, allow_nan=False))
         if given.ablate != "none":
             add_ablation(document, model, probes, given.ablate, seed)
             replace_text(folder / "heads.json", json.dumps(document, allow_nan=False))
-        show(folder, document, run, name, given.text)
+        shown = view(name, config, records, document, model, run.tokenizer, given.text)
+        replace_text(folder / "heads.csv", csv_of(document))
+        for suffix in ("png", "svg"):
+            picture.draw(folder / f"heads.{suffix}", shown)
+        replace_text(folder / "report.html", report.page([shown]))
     except OSError as error:
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
-    if given.wandb != "disabled":
-        from analysis.table import rows_of
-        from training.mirror import log_evaluation
-
-        log_evaluation(folder, config, given.wandb, rows_of(document), folder / "heads.png")
-
-
-def show(folder: Path, document: dict[str, Any], run: "SavedRun", name: str, texts: list[str]) -> None:
-    """The table, the picture and the page."""
-    from analysis import picture, report
-    from analysis.table import csv_of
-    from analysis.view import view
-    from training.loggers import read_records
-
-    records = read_records(run.folder / "metrics.jsonl") if run.step is not None else []
-    shown = view(name, run.config, records, document, run.model, run.tokenizer, texts)
-    replace_text(folder / "heads.csv", csv_of(document))
-    for suffix in ("png", "svg"):
-        picture.draw(folder / f"heads.{suffix}", shown)
-    replace_text(folder / "report.html", report.page([shown]))
     print(f"{folder}: heads.json, heads.csv, heads.png, heads.svg, report.html")
+    if given.wandb != "disabled":
+        log_evaluation(folder, config, given.wandb, rows_of(document), folder / "heads.png")
 
 
 def _checked(given: Namespace) -> Path:

@@ -1,5 +1,6 @@
 """A run read back from its folder: for sampling, reports, and your own scripts (docs/python.md)."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ class SavedRun:
     model: GPT
     step: int | None
     faults: list[str]
+    fingerprint: str = ""  # of the data that it was trained on
 
 
 def load_run(folder: str | Path, step: int | None = None) -> SavedRun:
@@ -45,7 +47,8 @@ def load_run(folder: str | Path, step: int | None = None) -> SavedRun:
     model.compute_in(PRECISIONS[config.train.precision])
     load_weights(path, model)
     step = int(path.name.removeprefix("step-"))
-    return SavedRun(folder, config, tokenizer, model.eval(), step, faults)
+    fingerprint = json.loads((path / "state.json").read_text())["fingerprint"]
+    return SavedRun(folder, config, tokenizer, model.eval(), step, faults, fingerprint)
 
 
 def every_checkpoint(run: SavedRun) -> Iterator[tuple[int, GPT]]:

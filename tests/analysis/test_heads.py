@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from analysis.heads import describe_heads, in_words, labels_of
+from analysis.heads import chance_of, describe_heads, in_words, labels_of
 from analysis.probes import Probes, make_probes
 from configs.schema import Config
 from data.loading import load_source
@@ -75,11 +75,40 @@ NOTHING = dict.fromkeys(
     ],
 )
 def test_labels_follow_their_rules_to_the_border(scores: dict, labels: list[str]) -> None:
-    assert labels_of(NOTHING | scores, bos=True) == labels
+    assert labels_of(NOTHING | scores, NOTHING, bos=True) == labels
+
+
+@pytest.mark.parametrize("null", ["uniform", "random_init"])
+def test_a_score_that_a_head_without_knowledge_gets_too_is_no_reason_for_a_label(null: str) -> None:
+    def chance(of_another_head: float) -> dict[str, float]:
+        nulls = {name: {"uniform": 0.02, "random_init": None} for name in NOTHING}
+        other = nulls | {"current": {"uniform": 0.02, "random_init": 0.02, null: of_another_head}}
+        return chance_of([{"null": nulls}, {"null": other}])
+
+    scores = NOTHING | {"current": 0.5, "sink": 0.5}
+    assert labels_of(scores, chance(0.41), bos=True) == ["sink"]
+    assert labels_of(scores, chance(0.39), bos=True) == ["sink", "current-token"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"window": 1},
+        {"window": 2},
+        {"window": 3},
+        {"qk": "tied", "n_kv_head": 4},
+        {"qk": "identity", "n_kv_head": 4},
+    ],
+)
+def test_untrained_heads_that_see_few_keys_or_themselves_get_no_label(keys: dict) -> None:
+    """Their scores are above the thresholds, as those of any head there."""
+    for seed in (1, 2):
+        document = described(small(seed=seed, **keys))
+        assert [head["labels"] for head in document["heads"]] == [[]] * 8
 
 
 def test_a_sink_is_one_on_bos() -> None:
-    assert labels_of(NOTHING | {"sink": 0.9}, bos=False) == []
+    assert labels_of(NOTHING | {"sink": 0.9}, NOTHING, bos=False) == []
 
 
 def test_nulls_of_equal_scores_are_the_closed_forms() -> None:

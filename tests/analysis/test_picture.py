@@ -73,3 +73,9 @@ def test_a_published_model_is_drawn_by_label_beside_its_maps(tmp_path, shape):
     assert "step" not in said
     colours = (tmp_path / "model.svg").read_text()
     assert all(colour in colours for kind, (_, colour) in KINDS.items() if kind != "duplicate")
+
+
+def test_a_name_is_no_formula(tmp_path):
+    view = of_published(2, 2) | {"name": r"a$\frac$b"}
+    picture.draw(tmp_path / "model.svg", view)
+    assert view["name"] in texts(tmp_path / "model.svg")

@@ -10,7 +10,7 @@ import torch
 
 from configs import UserError
 from scripts import eval_heads
-from tests.runs.tiny import contents, records, start
+from tests.runs.tiny import TEXT, contents, records, start
 from tests.wandb_tools import Told
 
 FILES = {"heads.json", "heads.csv", "heads.png", "heads.svg", "report.html"}
@@ -101,6 +101,25 @@ def test_a_damaged_checkpoint_is_left_out_of_the_timeline_and_named(run, tmp_pat
     assert "step-00000010" in capsys.readouterr().err
 
 
+def test_a_text_that_has_changed_since_is_told(run, tmp_path, capsys):
+    """The probes are made of it: their scores are not those of the records."""
+    serve(run, "--ablate", "none", "--out", tmp_path / "out")
+    assert "differ" not in capsys.readouterr().err
+    config = (run / "config.yaml").read_text()
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT.replace("0 is", "1 is"))
+    (run / "config.yaml").write_text(re.sub("path: .*text.txt", f"path: {text}", config))
+    serve(run, "--ablate", "none", "--out", tmp_path / "out")
+    assert "the data differ" in capsys.readouterr().err
+
+
+def test_records_that_cannot_be_read_are_told_before_the_work(run, tmp_path):
+    (run / "metrics.jsonl").write_text('{"kind": 1}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        serve(run, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_every_head_is_removed_or_none(run, tmp_path):
     serve(run, "--ablate", "all")
     assert all(head["ablation"] for head in document(run)["heads"])
@@ -170,6 +189,8 @@ def test_nothing_that_was_found_is_lost_where_ablation_is_broken_off(run, monkey
         (["--hf", "NOWHERE"], "nowhere"),
         (["RUN", "--treebank", "NOWHERE"], "nowhere"),
         (["RUN", "--text", "Ω"], "'Ω'"),
+        (["RUN", "--text", ""], "the text is empty"),
+        (["RUN", "--out", "RUN/config.yaml/heads"], "cannot write"),
         (["RUN", "--out", "RUN/config.yaml"], "config.yaml"),
         (["RUN", "--device", "cuda"], "cuda"),
     ],
