@@ -7,6 +7,7 @@ import json
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 from configs import UserError
 from configs.cli import Parser, load_config
@@ -60,13 +61,13 @@ add("--out", type=Path, metavar="DIR", help=about)
 def main(given: Namespace) -> None:
     """Evaluate, write the files, print what was found and where it is."""
     folder = _checked(given)
-    from analysis import patterns, picture, report
+    from analysis import patterns
     from analysis.ablation import add_ablation
     from analysis.circuits import add_circuits
     from analysis.heads import describe_heads, in_words, untrained
     from analysis.probes import make_probes
     from analysis.syntax import add_syntax
-    from analysis.table import csv_of, rows_of
+    from analysis.table import rows_of
     from analysis.timeline import add_timeline
     from analysis.view import view
     from data.loading import load_source
@@ -114,16 +115,23 @@ def main(given: Namespace) -> None:
         if given.ablate != "none":
             add_ablation(document, model, probes, given.ablate, seed)
             replace_text(folder / "heads.json", json.dumps(document, allow_nan=False))
-        shown = view(name, config, records, document, model, run.tokenizer, given.text)
-        replace_text(folder / "heads.csv", csv_of(document))
-        for suffix in ("png", "svg"):
-            picture.draw(folder / f"heads.{suffix}", shown)
-        replace_text(folder / "report.html", report.page([shown]))
+        show(folder, document, view(name, config, records, document, model, run.tokenizer, given.text))
     except OSError as error:
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
     print(f"{folder}: heads.json, heads.csv, heads.png, heads.svg, report.html")
     if given.wandb != "disabled":
         log_evaluation(folder, config, given.wandb, rows_of(document), folder / "heads.png")
+
+
+def show(folder: Path, document: dict[str, Any], view: dict[str, Any]) -> None:
+    """The table, the picture and the page."""
+    from analysis import picture, report
+    from analysis.table import csv_of
+
+    replace_text(folder / "heads.csv", csv_of(document))
+    for suffix in ("png", "svg"):
+        picture.draw(folder / f"heads.{suffix}", view)
+    replace_text(folder / "report.html", report.page([view]))
 
 
 def _checked(given: Namespace) -> Path:
