@@ -7,12 +7,17 @@ import json
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs import UserError
 from configs.cli import Parser, load_config
 from configs.files import replace_text
 from scripts import serve, warn
+
+if TYPE_CHECKING:
+    from analysis.probes import Probes
+    from data.treebank import Sentence
+    from training.runs import SavedRun
 
 
 def positive(word: str) -> int:
@@ -61,14 +66,11 @@ add("--out", type=Path, metavar="DIR", help=about)
 def main(given: Namespace) -> None:
     """Evaluate, write the files, print what was found and where it is."""
     folder = _checked(given)
-    from analysis import patterns
     from analysis.ablation import add_ablation
-    from analysis.circuits import add_circuits
-    from analysis.heads import describe_heads, in_words, untrained
+    from analysis.heads import in_words
+    from analysis.patterns import encode
     from analysis.probes import make_probes
-    from analysis.syntax import add_syntax
     from analysis.table import rows_of
-    from analysis.timeline import add_timeline
     from analysis.view import view
     from data.loading import load_source
     from data.treebank import read_treebank
@@ -76,51 +78,60 @@ def main(given: Namespace) -> None:
     from training.devices import choose_device
     from training.loggers import read_records
     from training.mirror import log_evaluation
-    from training.runs import every_checkpoint, load_published_run, load_run
+    from training.runs import load_published_run, load_run
 
     device = choose_device(given.device)
     sentences = read_treebank(given.treebank) if given.treebank else None
     step = None if given.checkpoint == "all" else given.checkpoint
     run = load_published_run(given.hf, given.corpus, given.context) if given.hf else load_run(given.run, step)
-    config, seed = run.config, run.config.run.seed
+    config, seed, T = run.config, run.config.run.seed, run.config.model.context_length
     for text in given.text:  # what cannot be shown is told before the work
-        patterns.encode(text, run.tokenizer, config.model.context_length)
+        encode(text, run.tokenizer, T)
     records = read_records(run.folder / "metrics.jsonl") if run.step is not None else []
-    precision = given.precision or config.train.precision
-    model = run.model.to(device).compute_in(PRECISIONS[precision])
+    given.precision = given.precision or config.train.precision
+    run.model.to(device).compute_in(PRECISIONS[given.precision])
     source = load_source(config, run.tokenizer)
     if run.step is not None and source.fingerprint != run.fingerprint:
         warn([f"the data differ from those that {run.folder} was trained on, and so do the probes"])
-    sequences = given.sequences or config.probe.sequences
-    probes = make_probes(source, config.model.context_length, sequences, seed)
+    probes = make_probes(source, T, given.sequences or config.probe.sequences, seed)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror}") from None
-    name = _name(given.hf or given.run)
-    about = {"published": name} if given.hf else {"run": name, "step": run.step}
-    document = describe_heads(model, probes, config.data.bos, seed, about | {"precision": precision})
-    fresh = untrained(model, seed)
-    add_circuits(document, model, fresh)
-    if sentences is not None:
-        add_syntax(document, model, fresh, run.tokenizer, sentences, given.treebank.name, seed)
-    del fresh
-    if given.checkpoint == "all":
-        add_timeline(document, every_checkpoint(run), probes, config.data.bos)
-    warn(run.faults)
-    print(in_words(document), flush=True)
-    try:
+        document = evaluate(given, run, probes, sentences)
+        warn(run.faults)
+        print(in_words(document), flush=True)
         # Removing heads can take long: what is known before is not lost where it is broken off.
         replace_text(folder / "heads.json", json.dumps(document, allow_nan=False))
         if given.ablate != "none":
-            add_ablation(document, model, probes, given.ablate, seed)
+            add_ablation(document, run.model, probes, given.ablate, seed)
             replace_text(folder / "heads.json", json.dumps(document, allow_nan=False))
-        show(folder, document, view(name, config, records, document, model, run.tokenizer, given.text))
+        name = _name(given.hf or given.run)
+        show(folder, document, view(name, config, records, document, run.model, run.tokenizer, given.text))
     except OSError as error:
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
     print(f"{folder}: heads.json, heads.csv, heads.png, heads.svg, report.html")
     if given.wandb != "disabled":
         log_evaluation(folder, config, given.wandb, rows_of(document), folder / "heads.png")
+
+
+def evaluate(given: Namespace, run: "SavedRun", probes: "Probes", sentences: "list[Sentence] | None") -> Any:
+    """All of `heads.json` that needs no removal of heads."""
+    from analysis.circuits import add_circuits
+    from analysis.heads import describe_heads, untrained
+    from analysis.syntax import add_syntax
+    from analysis.timeline import add_timeline
+    from training.runs import every_checkpoint
+
+    model, seed, bos = run.model, run.config.run.seed, run.config.data.bos
+    name = _name(given.hf or given.run)
+    about = {"published": name} if given.hf else {"run": name, "step": run.step}
+    document = describe_heads(model, probes, bos, seed, about | {"precision": given.precision})
+    fresh = untrained(model, seed)
+    add_circuits(document, model, fresh)
+    if sentences is not None:
+        add_syntax(document, model, fresh, run.tokenizer, sentences, given.treebank.name, seed)
+    if given.checkpoint == "all":
+        add_timeline(document, every_checkpoint(run), probes, bos)
+    return document
 
 
 def show(folder: Path, document: dict[str, Any], view: dict[str, Any]) -> None:
