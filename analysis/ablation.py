@@ -83,7 +83,7 @@ def add_ablation(
         change_KPN = torch.stack([without[heads] for heads in draws]).mean(0) - intact_PN
         mean_KP = change_KPN.sum(-1) / targets_PN.sum(-1)
         mean_KPR = change_KPN[..., drawn_RN].sum(-1) / targets_PN[:, drawn_RN].sum(-1)
-        ends_KP2 = bounds(mean_KP, mean_KPR.movedim(-1, 0), N).movedim(0, -1)
+        ends_KP2 = bounds(mean_KPR.movedim(-1, 0), N).movedim(0, -1)
         effects: dict[str, Any] = {kind: {} for kind in KINDS}
         for kind, mean_P, ends_P2 in zip(KINDS, mean_KP.tolist(), ends_KP2.tolist(), strict=True):
             for part, mean, ends in zip(PARTS, mean_P, ends_P2, strict=True):
@@ -113,9 +113,9 @@ def _control(labels: dict[Any, list[str]], label: str, count: int, seed: int) ->
     other = [head for head, names in labels.items() if label not in names]
     pool, heads = ("untyped", untyped) if untyped else ("other", other)
     generator = torch.Generator().manual_seed(seed_for(seed, f"control of {label}"))
-    orders = [torch.randperm(len(heads), generator=generator)[:count] for _ in range(DRAWS)]
+    orders = [torch.randperm(len(heads), generator=generator)[:count] for _ in range(10 * DRAWS)]
     draws = [tuple(sorted(heads[n] for n in order)) for order in orders if len(order)]
-    return pool, list(dict.fromkeys(draws))
+    return pool, list(dict.fromkeys(draws))[:DRAWS]
 
 
 def _losses(model: GPT, probes: Probes, sets: list[Heads]) -> tuple[Tensor, Tensor, dict[Heads, Tensor]]:

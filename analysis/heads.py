@@ -22,6 +22,7 @@ from configs.seeds import seed_for
 from model.attention import Observation
 from model.transformer import GPT
 
+MENTIONED = 6  # heads of a label, in a line
 MARGIN = 0.1  # that a score must be above all nulls to be a reason for a label
 NOT_MEANS = ("max_logit", "head_norm")  # no means over sequences, so resampling these says nothing
 SHARES = ("sink_rate",)  # of sequences: each counts the same, however long
@@ -52,7 +53,7 @@ LABELS = {  # thresholds: Olsson et al. 2022, ARENA, Clark et al. 2019, Voita et
     "induction": Rule("induction", "induction >= 0.3 and above duplicate, at both block lengths", _induction),
     "previous-token": Rule(
         "previous",
-        "previous or previous2 >= 0.4, and the largest weight there for half of the queries",
+        "previous or previous2 >= 0.4, and the largest weight there for at least half of the queries",
         _previous,
     ),
     "sink": Rule("sink", "sink >= 0.3 on text with BOS", lambda head: head["sink"] >= 0.3),
@@ -137,9 +138,11 @@ def labels_of(scores: dict[str, float | None], chance: dict[str, float], bos: bo
 
 
 def in_words(document: dict[str, Any]) -> str:
-    """The labelled heads of `heads.json` in one line, as `layer.head`, the strongest first."""
-    labels = document["summary"]["labels"].items()
-    found = [f"{label} {' '.join(f'{i}.{j}' for i, j in heads)}" for label, heads in labels if heads]
+    """The strongest heads of each label of `heads.json` in one line, as `layer.head`."""
+    labels, found = document["summary"]["labels"].items(), []
+    for label, heads in labels:
+        rest = f" and {len(heads) - MENTIONED} more" if len(heads) > MENTIONED else ""
+        found += [f"{label} {' '.join(f'{i}.{j}' for i, j in heads[:MENTIONED])}{rest}"] if heads else []
     return "; ".join([*found, f"untyped {document['summary']['untyped']} of {len(document['heads'])}"])
 
 
@@ -152,7 +155,7 @@ def _summary(heads: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "labels": {label: [[h["layer"], h["head"]] for h in some] for label, some in found.items()},
         "untyped": sum(not h["labels"] for h in heads),
-        "rules": {label: rule.says for label, rule in LABELS.items()},
+        "rules": {label: f"{rule.says}; {MARGIN} above all nulls" for label, rule in LABELS.items()},
     }
 
 
@@ -197,9 +200,7 @@ def _interval(
             mean_RLH = sum_NLH[drawn_RN].nansum(1) / weight_NLH[drawn_RN].sum(1)
             resampled[name] = score_LH + mean_RLH - mean_LH
     resampled |= {name: torch.full_like(resampled[name], math.nan) for name in NOT_MEANS}
-    ends = {}
-    for name, mean_RLH in headlines(resampled).items():
-        ends[name] = bounds(torch.from_numpy(np.array(found[name], dtype=float)), mean_RLH, N)
+    ends = {name: bounds(mean_RLH, N) for name, mean_RLH in headlines(resampled).items()}
     return {name: low for name, (low, _) in ends.items()}, {name: high for name, (_, high) in ends.items()}
 
 

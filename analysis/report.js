@@ -389,7 +389,7 @@ const EFFECTS = [["natural", "text"], ["repeat", "repeat"]], MEANS = ["mean", "z
 function drawEffects(parent, run, head) {
   const { ablation, copying, syntax } = run.heads[head];
   if (!run.typed) return;
-  const box = block(parent, "What its removal changes", ["", ablation ? "Loss with the head removed minus without, in nats per token, on natural text and on the second time of a repeat: replaced by its mean, or by zero. " : "Not measured: "], ["", ablation ? "" : "the removal of this head was not asked for."], ...(ablation ? [["dot", "change and 95 % interval"], ["bar", "no change"]] : []));
+  const box = block(parent, "What its removal changes", ["", ablation ? "By how much the loss rises, in nats per token, on natural text and on the second time of a repeat, when the head gives its mean instead, or zero. " : "Not measured: "], ["", ablation ? "" : "heads without a label are removed with --ablate all."], ...(ablation ? [["dot", "change and 95 % interval"], ["bar", "no change"]] : []));
   for (const [probe, words] of ablation ? EFFECTS : []) {
     const bounds = Object.values(run.heads).flatMap((one) => MEANS.flatMap((how) => one.ablation?.[how]?.[probe].ci || [])), range = [Math.min(0, ...bounds), Math.max(0.01, ...bounds)];
     for (const how of MEANS) {
@@ -554,7 +554,7 @@ function drawTables(box) {
     ...(removed ? EFFECTS.map(([probe, words]) => withInterval(`removal, ${words}`, (row) => row.ablation?.mean[probe])) : []),
     ...(rows.some((row) => row.copying) ? [numeric("copying", (row) => row.copying?.score)] : []),
   ], rows);
-  drawTable(box, "Syntax", syntax && `Best head per relation, chosen on one half of the arcs of ${syntax.treebank} and scored on the other; so is the best offset. ${syntax.sentences} sentences, ${syntax.words} words${syntax.cut ? `; ${syntax.cut} sentences were cut to the context` : ""}.`, [
+  drawTable(box, "Syntax", syntax && `Best head per relation, chosen on one half of the arcs of ${syntax.treebank} and scored on the other; so is the best offset. ${syntax.sentences} sentences, ${syntax.words} words${syntax.cut ? `; ${syntax.cut} sentences were cut to the context` : ""}${Object.entries(syntax.skipped).map(([reason, n]) => `; left out: ${n} ${reason}`).join("")}. A label needs n of 200.`, [
     ["relation", (row) => row.relation, (row) => row.relation],
     ["n", (row) => row.n, (row) => String(row.n)],
     ["best head", (row) => row.head?.join("."), heads(r, (row) => (row.head ? [row.head] : []))],
@@ -568,7 +568,7 @@ function drawTables(box) {
     ["heads", (row) => row.size ?? row.heads.length, (row, cell) => row.draws ? `${row.draws.map((draw) => draw.map((head) => head.join(".")).join(" ")).join(" or ")}, ${row.pool}` : heads(r, () => row.heads)(row, cell)],
     ...EFFECTS.flatMap(([probe, words]) => MEANS.map((how) => withInterval(`${words}, ${how}`, (row) => row[how][probe]))),
   ], (ablation?.groups || []).flatMap((group) => [group, ...(group.control ? [{ ...group.control, label: group.label, size: group.heads.length }] : [])]));
-  drawTable(box, "Circuits", "How much the keys of the induction head read what the previous-token head writes (K-composition), beside the mean of all other earlier heads and the same two heads of a randomly initialised model.", [
+  drawTable(box, "Circuits", "How much the keys of the induction head read what the previous-token head writes (K-composition), beside the mean of all other earlier heads and the same two heads of a randomly initialised model (none where those write nothing yet).", [
     ["previous-token", (row) => row.previous.join("."), heads(r, (row) => [row.previous])],
     ["induction", (row) => row.induction.join("."), heads(r, (row) => [row.induction])],
     numeric("K-composition", (row) => row.k_composition), numeric("other heads", (row) => row.others), numeric("random initialisation", (row) => row.random_init),

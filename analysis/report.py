@@ -55,14 +55,12 @@ def differing(views: Sequence[View]) -> dict[str, list[Any]]:
     return found
 
 
-def unusual(config: Config, published: bool = False) -> list[str]:
+def unusual(config: Config) -> list[str]:
     """What sets the attention apart from that of an ordinary GPT: `key value`, the key alone if it is on."""
     usual = {key: field.default for key, field in Model.model_fields.items()}
     usual["n_kv_head"] = config.model.n_head
     asked = {key: getattr(config.model, key) for key in OF_ATTENTION}
     found = {key: value for key, value in asked.items() if value != usual[key]}
-    if published:  # where its weights come from is what the page is about
-        found.pop("init_from", None)
     if config.data.mask_documents:
         found["mask_documents"] = True
     return [key if value is True else f"{key} {value}" for key, value in found.items()]

@@ -14,17 +14,17 @@ def redrawn(count: int, generator: torch.Generator) -> Tensor:
     return torch.randint(count, (RESAMPLES, count), generator=generator)
 
 
-def bounds(mean: Tensor, resampled: Tensor, count: int) -> Tensor:
-    """Lower and upper end, 2 x ..., of the interval around `mean` (...) of `resampled` means (R x ...).
+def bounds(resampled: Tensor, count: int) -> Tensor:
+    """Lower and upper end, 2 x ..., of the interval of `resampled` means, R x ..., of so many sequences.
 
-    Percentiles, further from the mean by what those of few are too near it: a resample of n varies by n - 1
-    instead of n, and Student's t has wider tails than the normal distribution (Hesterberg 2015, 1411.5279).
-    NaN of a single one.
+    Percentiles, further out than 2.5 and 97.5 by what those of few are too near the mean: a resample of n
+    varies by n - 1 instead of n, and Student's t has wider tails than the normal distribution (the expanded
+    percentile interval of Hesterberg 2015, 1411.5279). NaN of a single one.
     """
     if count == 1:
-        return torch.full_like(torch.stack([mean, mean]), math.nan)
-    ends = resampled.quantile(resampled.new_tensor([0.025, 0.975]), dim=0)
-    return mean + math.sqrt(count / (count - 1)) * student(count - 1) / Z * (ends - mean)
+        return torch.full_like(resampled[:2], math.nan)
+    tail = math.erfc(math.sqrt(count / (count - 1)) * student(count - 1) / math.sqrt(2)) / 2
+    return resampled.quantile(resampled.new_tensor([tail, 1 - tail]), dim=0)
 
 
 def student(freedom: int) -> float:

@@ -29,6 +29,7 @@ from model.transformer import GPT
 HEAD_LATER = ("nsubj", "det", "amod", "case", "aux", "mark")
 HEAD_EARLIER = ("obj", "obl", "nmod", "conj", "advmod")
 RULE = "accuracy on its arcs 0.1 above both baselines, on both halves of the treebank, n >= 200"
+FEWEST = 8  # sentences that an interval is drawn from
 TOKENS, WEIGHTS = 2**10, 2**22  # held at once: tokens of a batch, weights of a layer
 
 
@@ -223,11 +224,11 @@ def _scored(
 
 
 def _interval(right_A: Tensor, text_A: Tensor, generator: torch.Generator) -> list[float] | None:
-    """95 % bootstrap interval of the share of right arcs, over sentences; None where there is only one."""
+    """95 % bootstrap interval of the share of right arcs, over sentences; None of too few to tell."""
     _, text_A = text_A.unique(return_inverse=True)
     arcs_N, right_N = text_A.bincount(), text_A.bincount(right_A.double())
-    if len(arcs_N) == 1:
+    if len(arcs_N) < FEWEST:
         return None
     drawn_RN = redrawn(len(arcs_N), generator)
     share_R = right_N[drawn_RN].sum(1) / arcs_N[drawn_RN].sum(1)
-    return bounds(right_A.double().mean(), share_R, len(arcs_N)).tolist()
+    return bounds(share_R, len(arcs_N)).tolist()

@@ -251,7 +251,7 @@ def test_what_is_chosen_on_one_half_is_scored_on_the_other():
         "n": 6,
         "head": [0, 0],
         "accuracy": 0.0,
-        "ci": [0.0, 0.0],
+        "ci": None,  # of six sentences
         "offset": -2,
         "offset_accuracy": 0.0,
         "random_init": 0.0,
