@@ -163,11 +163,11 @@ def byte_level(
 
 def _of_folder(path: Path) -> tuple[Tokenizer, int, int | None, int | None]:
     names = ("tokenizer_config.json", "special_tokens_map.json", "config.json")
-    settings = {name: json.loads((path / name).read_bytes()) for name in names if (path / name).exists()}
+    settings = {name: json.loads((path / name).read_bytes()) for name in names if (path / name).is_file()}
     tokenizer, vocab, merges = (str(path / name) for name in ("tokenizer.json", "vocab.json", "merges.txt"))
-    if Path(tokenizer).exists():
+    if Path(tokenizer).is_file():
         served = _calm(lambda: Tokenizer.from_file(tokenizer))
-    elif Path(merges).exists():
+    elif Path(merges).is_file():
         served = byte_level(*_calm(lambda: models.BPE.read_file(vocab, merges)), CUTS["gpt-2"])
         served.add_special_tokens([BOS])
     else:

@@ -396,6 +396,13 @@ def test_ctrl_c_is_no_refusal(gpt2, monkeypatch):
         gpt2.encode("text")
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "merges.txt", "config.json"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError):
+        read_tokenizer(tmp_path)
+
+
 def strict(model: models.Model, cuts: PreTokenizer | None) -> PublishedTokenizer:
     served = Tokenizer(model)
     if cuts:
@@ -462,6 +469,7 @@ def test_names_in_a_file_cannot_reach_the_terminal_raw(name, tmp_path):
         ({"config": {"eos_token_id": 400}}, 400),
         ({"config": {"eos_token_id": [400, 399]}}, None),
         ({"config": {"eos_token_id": 1}}, None),  # an ordinary token
+        ({"config": {"eos_token_id": 401}}, None),  # an added one that is no mark
         ({"config": {"eos_token_id": 400}, "tokenizer_config": {"eos_token": None}}, None),
         ({"tokenizer_config": {"eos_token": "<none>"}}, None),
         ({}, None),
@@ -472,6 +480,7 @@ def test_eos_is_what_the_files_say_and_goes_with_the_run(files, eos, tmp_path):
     folder = folder_of(tmp_path, vocab_size=450)
     made = Tokenizer.from_file(str(folder / "tokenizer.json"))
     made.add_special_tokens(["<|end|>"])
+    made.add_tokens(["<plain>"])
     files["config"] = {"vocab_size": 450, **files.get("config", {})}
     write(folder, tokenizer=json.loads(made.to_str()), **files)
     tokenizer = read_tokenizer(folder)
