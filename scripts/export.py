@@ -21,7 +21,7 @@ PARSER.add_argument("--checkpoint", type=int, metavar="STEP", help=about)
 def main(asked: Namespace) -> None:
     """Write the folder, complete or not at all, and print how it is loaded."""
     out = asked.out.resolve()
-    if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):  # a name that is too long is not
+    if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):  # not so a name that is too long
         raise UserError(f"--out {asked.out} is there already, and no empty folder: name another")
     load_config(asked.run)  # refuses a folder that is no run ahead of the slow imports
 
