@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import json
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -13,7 +12,7 @@ from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDic
 
 from configs import UserError
 from configs.schema import Config, Stage
-from configs.screen import show_anything
+from configs.screen import show_anything, shown
 
 SECTIONS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
 KEYS = [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields]
@@ -193,11 +192,6 @@ def flat(config: Config) -> dict[str, Any]:
     return {f"{name}.{key}": v for name, keys in config.model_dump().items() for key, v in keys.items()}
 
 
-def shown(value: Any) -> str:
-    """A value as it would be asked for."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _unknown_key(key: str, known: list[str] = KNOWN) -> str:
     same_leaf = [full for full in KEYS if full.split(".")[1] == key.split(".")[-1] and full in known]
     near = same_leaf or difflib.get_close_matches(key, known, 1, 0.5)
@@ -212,7 +206,7 @@ def _describe(detail: Any) -> str:
         return _unknown_key(key, stage if len(place) > 2 else KNOWN)
     message = PLAIN.get(detail["type"], detail["msg"].removeprefix("Value error, "))
     if detail["type"] == "value_error":  # a cross-check of ours, which names the keys itself
-        return f"{key}: {message}"
+        return f"{key}: {message}" if key else message
     value = detail["input"]
     got = shown(value) if value is None or isinstance(value, bool) else repr(value)
     return f"{key}: {message[0].lower()}{message[1:]}; got {got}"

@@ -1,5 +1,6 @@
 """GGUF, the file format of llama.cpp: the package's reader behind a check that costs no memory."""
 
+import math
 import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from configs import UserError
+from configs.screen import foreign
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -24,7 +26,7 @@ def read_gguf(path: Path) -> "GGUFReader":
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             _Header(data).check()
-        from gguf import GGUFReader  # slow
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader  # slow
 
         class Reader(GGUFReader):
             """Makes its many small views of a plain array: those of np.memmap take thrice the time."""
@@ -32,10 +34,18 @@ def read_gguf(path: Path) -> "GGUFReader":
             def __setattr__(self, name: str, value: Any) -> None:
                 super().__setattr__(name, value.view(np.ndarray) if name == "data" else value)
 
+            def _build_tensors(self, start: int, fields: list[Any]) -> None:
+                for _, name, _, lengths, kind, place in (field.parts for field in fields):
+                    block, width = GGML_QUANT_SIZES[GGMLQuantizationType(int(kind[0]))]
+                    end = start + int(place[0]) + math.prod(lengths.tolist()) * width // block
+                    if end > len(self.data):
+                        raise ValueError(f"it ends before the end of tensor {bytes(name).decode()}")
+                super()._build_tensors(start, fields)
+
         return Reader(path)
     except (OSError, ValueError, LookupError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"cannot read {path} as GGUF: {reason}") from None
+        raise UserError(f"cannot read it as GGUF: {foreign(str(reason), 200)}") from None
 
 
 class _Header:

@@ -1,6 +1,7 @@
 """What is shown on a terminal, and what in its place in a log file."""
 
 import io
+import json
 import sys
 from typing import Any
 
@@ -10,6 +11,18 @@ def show_anything() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def shown(value: Any) -> str:
+    """A value as it would be asked for."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def foreign(value: Any, most: int = 60) -> str:
+    """A value from a file that nobody vouches for, within a line: cut, escapes for what cannot be printed."""
+    text = shown(value)
+    text = text if len(text) <= most else f"{text[: most - 4]} ..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def looks(line: str) -> dict[str, Any]:

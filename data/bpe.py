@@ -5,7 +5,6 @@ import itertools
 import os
 import queue
 import re
-import textwrap
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ import rustbpe
 import tiktoken
 
 from configs import UserError
+from configs.screen import foreign
 
 # How text is cut before merging: no token crosses these pieces. GPT-4's, as rustbpe has it by default.
 PATTERN = (
@@ -119,7 +119,7 @@ def named(name: str, bos: bool) -> BytePairTokenizer:
     if isinstance(found, tiktoken.Encoding):
         return BytePairTokenizer(found, bos)
     cache = os.environ.get("TIKTOKEN_CACHE_DIR") or "the cache of tiktoken"
-    reason = textwrap.shorten(f"{type(found).__name__}: {found}", 120, placeholder=" ...")
+    reason = foreign(f"{type(found).__name__}: {found}", 120)
     raise UserError(
         f"tokenizer {name}: no intact copy of {' and '.join(urls(name))} in {cache} or from the network "
         f"({reason}); on a machine with network run TIKTOKEN_CACHE_DIR=DIR python -c 'import tiktoken; "

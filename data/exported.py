@@ -21,7 +21,7 @@ def to_published(tokenizer: ours.Tokenizer) -> dict[str, Any]:
     """What `tokenizer.json` and `tokenizer_config.json` hold, by name, for `transformers.AutoTokenizer`.
 
     It gives the ids that `tokenizer` gives, with BOS in front unless asked not to; BOS as text stays text.
-    BOS is the token that ends a text, too: documents follow each other across it.
+    BOS ends a text, too, unless a published one has an EOS: documents follow each other across it.
     """
     served = _served(tokenizer)
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -29,8 +29,16 @@ def to_published(tokenizer: ours.Tokenizer) -> dict[str, Any]:
     if tokenizer.bos is not None:
         name = served.id_to_token(tokenizer.bos)
         served.post_processor = TemplateProcessing([name, "$A"], special_tokens=[(name, tokenizer.bos)])
-        config |= {"bos_token": name, "eos_token": name}
+        config["bos_token"] = name
+    if (end := eos_of(tokenizer)) is not None:
+        config["eos_token"] = served.id_to_token(end)
     return {"tokenizer.json": json.loads(served.to_str()), "tokenizer_config.json": config}
+
+
+def eos_of(tokenizer: ours.Tokenizer) -> int | None:
+    """The id of the token that ends a text."""
+    own = tokenizer.eos if isinstance(tokenizer, PublishedTokenizer) else None
+    return tokenizer.bos if own is None else own
 
 
 def _served(tokenizer: ours.Tokenizer) -> Tokenizer:

@@ -2,8 +2,8 @@
 
 import json
 import re
-import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence,
 
 from configs import UserError
 from configs.gguf_file import read_gguf
+from configs.screen import foreign
 from data.bpe import BOS, MOST_TOKENS
 
 T = TypeVar("T")
@@ -48,12 +49,13 @@ class PublishedTokenizer:
 
     `vocab_size` is the number of rows of the model's embedding, which may be more than there are tokens.
     `symbols` are the ids that stand for text, ascending, without added tokens. `bos` is one of the marks
-    (special tokens), which a text does not stand for. Raises ValueError for what does not fit.
+    (special tokens), which a text does not stand for, and `eos` if there is one. Raises ValueError for what
+    does not fit.
     """
 
     kind = "hf"
 
-    def __init__(self, served: Tokenizer, vocab_size: int, bos: int | None):
+    def __init__(self, served: Tokenizer, vocab_size: int, bos: int | None, eos: int | None = None):
         if not isinstance(served.model, models.BPE | models.WordLevel):
             raise ValueError(f"its model is {type(served.model).__name__}; BPE and WordLevel can be read")
         if isinstance(served.model, models.BPE):
@@ -66,12 +68,15 @@ class PublishedTokenizer:
         self.symbols = np.array(sorted({*tokens.values()} - {*added}), np.int64)
         texts = {i: token.content.encode() for i, token in added.items() if not token.special}
         if bos is not None and (bos in texts or bos not in added):
-            raise ValueError(f"its BOS {bos} is none of its special tokens")
+            raise ValueError(f"its BOS {foreign(bos)} is none of its special tokens")
         top = max([*self.symbols.tolist(), *texts, bos or 0])
         if not (len(self.symbols) and isinstance(vocab_size, int) and top < vocab_size <= MOST_TOKENS):
             about = f"{len(self.symbols)} tokens of text and ids up to {top}"
-            raise ValueError(f"it has {about}, the model {vocab_size} tokens")
+            raise ValueError(f"it has {about}, the model {foreign(vocab_size)} tokens")
         self.served, self.vocab_size, self.bos = served, vocab_size, bos
+        self.eos = eos if eos in [i for i in added if i not in texts and i < vocab_size] else None
+        self._strict = served.token_to_id(served.model.unk_token or "") is None
+        self._known = set[str]()
         decoder = json.dumps(json.loads(served.to_str())["decoder"], ensure_ascii=False)
         self._bytes = {i: _spelled(token, decoder) for token, i in tokens.items() if i not in added} | texts
 
@@ -86,10 +91,29 @@ class PublishedTokenizer:
         """The ids, and of each the places (begin, end) of its characters: none where it stands for none."""
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         try:
+            if self._strict:
+                _calm(lambda: self._refuse_unknown(text, self.served.pre_tokenizer))
             found = _calm(lambda: self.served.encode(text, add_special_tokens=False))
         except ValueError as error:
             raise UserError(f"the tokenizer of the published model cannot encode the text: {error}") from None
         return np.array(found.ids, np.uint32), found.offsets
+
+    def _refuse_unknown(self, text: str, cuts: PreTokenizer | None) -> None:
+        """Raises ValueError for what has no token: BPE would skip it, WordLevel does not name it."""
+        parts, unknown = {*text}, []
+        if cuts and isinstance(self.served.model, models.WordLevel):
+            parts = {piece for piece, _ in cuts.pre_tokenize_str(text)}
+        for part in sorted(parts - self._known):
+            with suppress(Exception):  # of WordLevel
+                ids = self.served.encode(part, add_special_tokens=False).ids
+                left_out = cuts and not cuts.pre_tokenize_str(part)  # white space, by some
+                if (ids or left_out) and "\ufffd" not in self.decode(ids).replace(part, ""):
+                    continue
+            unknown.append(part)
+        if unknown:
+            listed = " ".join(map(repr, unknown[:20]))
+            raise ValueError(f"characters that the tokenizer does not know: {listed}")
+        self._known |= parts
 
     def decode(self, ids: Any) -> str:
         """Text, without marks; bytes that are no UTF-8 become U+FFFD."""
@@ -104,27 +128,28 @@ class PublishedTokenizer:
 
     def to_json(self) -> dict[str, Any]:
         """What `load_tokenizer` needs."""
-        about = {"kind": self.kind, "bos": self.bos is not None, "bos_id": self.bos}
+        about = {"kind": self.kind, "bos": self.bos is not None, "bos_id": self.bos, "eos_id": self.eos}
         return {**about, "vocab_size": self.vocab_size, "tokenizer": json.loads(self.served.to_str())}
 
 
 def from_json(saved: dict[str, Any]) -> PublishedTokenizer:
     """A tokenizer from a file that nobody vouches for: raises ValueError, TypeError or LookupError."""
     content, bos = json.dumps(saved["tokenizer"]), saved["bos_id"] if saved["bos"] else None
-    return PublishedTokenizer(_calm(lambda: Tokenizer.from_str(content)), saved["vocab_size"], bos)
+    served = _calm(lambda: Tokenizer.from_str(content))
+    return PublishedTokenizer(served, saved["vocab_size"], bos, saved.get("eos_id"))
 
 
 def read_tokenizer(path: Path, bos: bool = True) -> PublishedTokenizer:
     """The tokenizer of a Hugging Face folder or a GGUF file; `bos` False leaves BOS out where it has one.
 
-    Raises `UserError` for a folder without one, and for one of another make, which it names.
+    Raises `UserError`, which does not name `path`, for a folder without one, and for one of another make.
     """
     try:
-        served, vocab_size, first = _of_folder(path) if path.is_dir() else _of_gguf(path)
-        return PublishedTokenizer(served, vocab_size, first if bos else None)
+        served, vocab_size, first, last = _of_folder(path) if path.is_dir() else _of_gguf(path)
+        return PublishedTokenizer(served, vocab_size, first if bos else None, last)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else error
-        raise UserError(f"cannot read the tokenizer of {path}: {reason}") from None
+        raise UserError(f"cannot read the tokenizer: {foreign(str(reason), 200)}") from None
 
 
 def byte_level(
@@ -136,31 +161,32 @@ def byte_level(
     return served
 
 
-def _of_folder(path: Path) -> tuple[Tokenizer, int, int | None]:
+def _of_folder(path: Path) -> tuple[Tokenizer, int, int | None, int | None]:
     names = ("tokenizer_config.json", "special_tokens_map.json", "config.json")
-    settings = {name: json.loads((path / name).read_bytes()) for name in names if (path / name).exists()}
+    settings = {name: json.loads((path / name).read_bytes()) for name in names if (path / name).is_file()}
     tokenizer, vocab, merges = (str(path / name) for name in ("tokenizer.json", "vocab.json", "merges.txt"))
-    if Path(tokenizer).exists():
+    if Path(tokenizer).is_file():
         served = _calm(lambda: Tokenizer.from_file(tokenizer))
-    elif Path(merges).exists():
+    elif Path(merges).is_file():
         served = byte_level(*_calm(lambda: models.BPE.read_file(vocab, merges)), CUTS["gpt-2"])
         served.add_special_tokens([BOS])
     else:
         way = "save_pretrained of transformers.AutoTokenizer writes the first"
-        raise UserError(f"{path} has neither tokenizer.json nor vocab.json and merges.txt: {way}")
-    config = settings.get("config.json", {})
-    bos = config.get("bos_token_id")
-    if bos not in served.get_added_tokens_decoder():  # a default, which nobody gave the tokenizer
-        bos = None
-    named = [found["bos_token"] for found in settings.values() if "bos_token" in found]
-    if named:
-        name = named[0]["content"] if isinstance(named[0], dict) else named[0]
-        served.add_special_tokens([name] if name else [])
-        bos = served.token_to_id(name) if name else None
-    return served, config["vocab_size"], bos
+        raise UserError(f"it has neither tokenizer.json nor vocab.json and merges.txt: {way}")
+    config, ids = settings.get("config.json", {}), []
+    for kind in ("bos", "eos"):
+        mark = config.get(f"{kind}_token_id")
+        if kind == "bos" and mark not in served.get_added_tokens_decoder():
+            mark = None  # a default, which nobody gave the tokenizer
+        if named := [found[f"{kind}_token"] for found in settings.values() if f"{kind}_token" in found]:
+            name = named[0]["content"] if isinstance(named[0], dict) else named[0]
+            served.add_special_tokens([name] if name and kind == "bos" else [])
+            mark = served.token_to_id(name) if name else None
+        ids.append(mark)
+    return served, config["vocab_size"], *ids
 
 
-def _of_gguf(path: Path) -> tuple[Tokenizer, int, int | None]:
+def _of_gguf(path: Path) -> tuple[Tokenizer, int, int | None, int | None]:
     fields = read_gguf(path).fields.items()
     known = {name.removeprefix("tokenizer.ggml."): field.contents() for name, field in fields}
     model, cuts = known.get("model"), known.get("pre", "default")
@@ -168,14 +194,15 @@ def _of_gguf(path: Path) -> tuple[Tokenizer, int, int | None]:
         cuts = "gpt-2"
     if model != "gpt2" or cuts not in CUTS:
         possible = f"model gpt2 with pre {', '.join(CUTS)}: give the Hugging Face folder"
-        raise UserError(f"{path} has a tokenizer of model {model} with pre {cuts}; known is {possible}")
+        told = f"its tokenizer is of model {foreign(model)} with pre {foreign(cuts)}"
+        raise UserError(f"{told}; known is {possible}")
     bos, kinds = known.get("bos_token_id"), known["token_type"]
     ids = {token: i for i, token in enumerate(known["tokens"]) if kinds[i] != UNUSED}
     pairs = [(left, right) for left, right in (merge.split(" ") for merge in known["merges"])]
     served = byte_level(ids, pairs, CUTS[cuts], whole=cuts == "llama-bpe")
     served.add_special_tokens([token for token, i in ids.items() if kinds[i] == CONTROL or i == bos])
     served.add_tokens([token for token, i in ids.items() if kinds[i] == USER_DEFINED])
-    return served, len(kinds), bos
+    return served, len(kinds), bos, known.get("eos_token_id")
 
 
 def _calm(call: Callable[[], T]) -> T:
@@ -185,7 +212,7 @@ def _calm(call: Callable[[], T]) -> T:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic is no Exception
-        raise ValueError(textwrap.shorten(str(error), 150, placeholder=" ...")) from None
+        raise ValueError(foreign(str(error), 150)) from None
 
 
 def _spelled(token: str, decoder: str) -> bytes:

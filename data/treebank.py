@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 from conllu.exceptions import ParseException
 from conllu.parser import parse_id_value, parse_int_value
 
 from configs import UserError
+from configs.screen import foreign
 
 LONGEST_LINE = 100_000  # characters: a line holds one word
 
@@ -84,7 +84,7 @@ def _row(path: Path, number: int, line: str) -> _Row:
     try:
         identity, head = parse_id_value(columns[0]), parse_int_value(columns[6])
     except (ParseException, ValueError):  # Python's own for thousands of digits
-        got = f"id {shortened(columns[0])} or head {shortened(columns[6])}"
+        got = f"id '{foreign(columns[0])}' or head '{foreign(columns[6])}'"
         raise UserError(f"{place}: {got} is no number as CoNLL-U has them") from None
     space = "" if "SpaceAfter=No" in columns[9].split("|") else " "
     return _Row(number, place, identity, columns[1], head, columns[7].partition(":")[0], space)

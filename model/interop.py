@@ -7,15 +7,15 @@ without the prefix that some files have and others lack.
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from textwrap import shorten
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from configs import UserError
-from configs.cli import shown, validate
+from configs.cli import validate
 from configs.schema import Model as ModelConfig
+from configs.screen import foreign, shown
 from model.transformer import GPT
 
 # GPT-2 has queries, keys and values in one matrix, and transposes the matrices whose names begin with c_.
@@ -77,7 +77,7 @@ BIASES = {"attention_bias": ".self_attn.", "mlp_bias": ".mlp."}  # keys of Llama
 OURS = ("scale", "qk_norm", "window", "sink", "gate", "logit_softcap", "embed_norm")
 THEIRS: dict[str, Any] = {"scale_attn_weights": True, "partial_rotary_factor": 1.0, "rope_type": "default"}
 THEIRS |= dict.fromkeys(("scale_attn_by_inverse_layer_idx", "add_cross_attention"), False)
-THEIRS |= dict.fromkeys(("sliding_window", "num_local_experts", "quantization_config"))
+THEIRS |= {"sliding_window": 0, "num_local_experts": 0, "quantization_config": None}
 BUFFERS = re.compile(r"h\.\d+\.attn\.(masked_)?bias|(.*\.)?rotary_emb\.inv_freq")  # tensors without weights
 
 
@@ -87,31 +87,32 @@ def read_config(config: dict[str, Any]) -> tuple[ModelConfig, int]:
     Raises `UserError` that names what is missing, out of bounds, or not to be had here.
     """
     if (model_type := str(config.get("model_type"))) not in FAMILIES:
-        raise UserError(f"model_type {_short(model_type)} is not known; {' and '.join(FAMILIES)} are")
+        raise UserError(f"model_type {foreign(model_type)} is not known; {' and '.join(FAMILIES)} are")
     family = FAMILIES[model_type]
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, dict):
-        raise UserError(f"rope_parameters must be keys with values; got {_short(rope)}")
+        raise UserError(f"rope_parameters must be keys with values; got {foreign(rope)}")
     given = family.defaults | {key: value for key, value in config.items() if value is not None}
     given |= {"rope_type" if key == "type" else key: value for key, value in rope.items()}
     if missing := [key for key in ("vocab_size", *family.keys.values()) if key not in given]:
         raise UserError(f"it has no {', '.join(missing)}")
     odd = {key: given[key] for key, off in THEIRS.items() if given.get(key, off) not in (off, None)}
-    odd |= {key: rope[key] for key in rope.keys() - {*THEIRS, "rope_theta", "type"}}
+    odd |= {key: value for key, value in rope.items() if key not in {*THEIRS, "rope_theta", "type"}}
+    told = [f"{foreign(key)} {foreign(value)}" for key, value in odd.items()][:5]
     act = family.keys["mlp"]
     if (mlp := family.mlps.get(str(given[act]))) is None:
-        odd[act] = f"{given[act]} (possible: {', '.join(family.mlps)})"
-    if odd:
-        raise UserError(f"we have no {', '.join(f'{key} {_short(value)}' for key, value in odd.items())}")
+        told.append(f"{act} {foreign(given[act])} (possible: {', '.join(family.mlps)})")
+    if told:
+        raise UserError(f"we have no {', '.join(told)}")
     values = {ours: given[theirs] for ours, theirs in family.keys.items()}
     values |= {"mlp": mlp, "norm": family.norm, "position": "learned" if family is GPT2 else "rotary"}
     values |= {"bias": family is GPT2 or any(given.get(key) for key in BIASES)}
     if type(vocab_size := given["vocab_size"]) is not int or not 1 <= vocab_size <= 2**20:
-        raise UserError(f"vocab_size must be a number from 1 to {2**20:,}; got {_short(vocab_size)}")
+        raise UserError(f"vocab_size must be a number from 1 to {2**20:,}; got {foreign(vocab_size)}")
     try:
         return validate({"model": values}).model, vocab_size
     except UserError as error:
-        raise UserError(shorten(str(error), 400)) from None
+        raise UserError(foreign(" ".join(str(error).split()), 400)) from None
 
 
 def refuse_other(
@@ -132,12 +133,13 @@ def refuse_other(
             want[name] = [*_turned(name, torch.cat([ours[part] for part in parts])).shape]
     wrong = [f"{name} is missing" for name in want if name not in have]
     wrong += [
-        f"{name} is {have[name]}, not {shape}"
+        f"{name} is {foreign(have[name])}, not {shape}"
         for name, shape in want.items()
         if have.get(name, shape) != shape
     ]
     known = {*want, "lm_head.weight"}  # also beside an embedding that it is tied to
-    wrong += [f"{_short(name)} is unknown" for name in have if not (name in known or BUFFERS.fullmatch(name))]
+    unknown = [name for name in have if not (name in known or BUFFERS.fullmatch(name))]
+    wrong += [f"{foreign(name)} is unknown" for name in unknown]
     if wrong:
         more = f" and {len(wrong) - 5:,} more" if len(wrong) > 5 else ""
         raise UserError(f"its tensors do not fit its configuration: {', '.join(wrong[:5])}{more}")
@@ -147,8 +149,8 @@ def refuse_other(
 def fill(model: GPT, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Copy tensors that `refuse_other` let pass into a new model, of a table of positions the first rows.
 
-    What they lack stays as it is: biases, a learned sink. Raises `UserError` for what are no floats, and for
-    a head that is not the embedding it should be tied to.
+    What they lack stays as it is: biases, a learned sink. Raises `UserError` for what are no finite floats,
+    and for a head that is not the embedding it should be tied to.
     """
     parameters, head = dict(model.named_parameters()), None
     places = _places(family_of(model.config), parameters)
@@ -161,6 +163,8 @@ def fill(model: GPT, tensors: Iterable[tuple[str, Tensor]]) -> None:
             parts = _turned(name, tensor).chunk(len(places[name]))
             for ours, part in zip(places[name], parts, strict=True):
                 parameters[ours].copy_(part[: len(parameters[ours])])
+                if not parameters[ours].isfinite().all():
+                    raise UserError(f"{name} has numbers that are not finite")
     if head is not None and not torch.equal(head.float(), model.head.weight.cpu()):
         raise UserError("lm_head.weight is not the embedding, which tie_word_embeddings true says")
 
@@ -252,7 +256,3 @@ def _acting(model: GPT, name: str, shape: torch.Size) -> Tensor:
     if len(shape) == 1:
         return torch.ones(shape, device=model.device)
     return torch.eye(*shape, device=model.device)
-
-
-def _short(value: Any) -> str:
-    return shorten(shown(value), 60)

@@ -18,7 +18,7 @@ from configs import UserError
 from configs.cli import validate
 from configs.gguf_file import read_gguf
 from configs.schema import Model as ModelConfig
-from configs.screen import looks
+from configs.screen import foreign, looks
 from model.interop import FAMILIES, fill, full, read_config, refuse_other
 from model.transformer import GPT
 
@@ -63,7 +63,7 @@ class Published:
 
 def is_published(path: Path) -> bool:
     """Whether it is a file or a folder with a `config.json`; a run has a `config.yaml`."""
-    return path.is_file() or (path / "config.json").exists()
+    return path.is_file() or (path / "config.json").is_file()
 
 
 def load_published(path: str | Path, context_length: int | None = None) -> GPT:
@@ -83,6 +83,8 @@ def open_published(path: Path) -> Published:
 
     Raises `UserError`, which does not name `path`.
     """
+    if not is_published(path):
+        raise UserError("it is neither a Hugging Face folder, with a config.json, nor a GGUF file")
     config, stored = _folder(path) if path.is_dir() else _gguf(path)
     model, vocab_size = read_config(config)
     refuse_other(model, vocab_size, config, {name: one.shape for name, one in stored.items()})
@@ -97,22 +99,23 @@ def _folder(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
             for key in file.keys():  # noqa: SIM118 (it is no dictionary)
                 stored[key] = Stored(file.get_slice(key).get_shape(), partial(file.get_tensor, key))
         except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot read {name}: {error}") from None
+            raise UserError(f"cannot read {foreign(name)}: {foreign(str(error), 200)}") from None
     return config, stored
 
 
 def _files(path: Path) -> list[str]:
     """Names of the safetensors in a folder: one, or those of its index, which may name no other place."""
-    if (path / "model.safetensors").exists():
+    if (path / "model.safetensors").is_file():
         return ["model.safetensors"]
-    if not (path / "model.safetensors.index.json").exists():
+    if not (path / "model.safetensors.index.json").is_file():
         has_pickle = any(path.glob("*.bin"))
         told = "; *.bin is pickle, which runs what is in it: convert it to safetensors" if has_pickle else ""
         raise UserError(f"there is no model.safetensors{told}")
     names = _json(path / "model.safetensors.index.json").get("weight_map")
     names = sorted({str(name) for name in names.values()}) if isinstance(names, dict) else []
-    if not names or any(Path(name).name != name for name in names):
-        raise UserError("model.safetensors.index.json must name files of its folder")
+    odd = [name for name in names if Path(name).name != name or not (path / name).is_file()]
+    if odd or not names:
+        raise UserError(f"model.safetensors.index.json must name files of its folder, not {foreign(odd)}")
     return names
 
 
@@ -155,19 +158,21 @@ def _gguf_config(reader: "GGUFReader") -> dict[str, Any]:
         try:
             found = reader.fields[key].contents() if key in reader.fields else None
         except ValueError:
-            raise UserError(f"{key} is no text in UTF-8") from None
+            raise UserError(f"{foreign(key)} is no text in UTF-8") from None
         return float(str(np.float32(found))) if isinstance(found, float) else found  # 1e-05, as it was meant
 
     if (kind := str(value("general.architecture"))) not in FAMILIES:
-        raise UserError(f"architecture {kind[:40]} is not known; {' and '.join(FAMILIES)} are")
+        raise UserError(f"architecture {foreign(kind)} is not known; {' and '.join(FAMILIES)} are")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     config = {theirs: value(f"{kind}.{key}") for key, theirs in (FAMILIES[kind].gguf | GGUF_KEYS).items()}
     config |= {"model_type": kind, "tie_word_embeddings": "output.weight" not in tensors}
     config |= {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_up.bias" in tensors}
     if "token_embd.weight" in tensors:
         config["vocab_size"] = int(tensors["token_embd.weight"].shape[-1])
-    scaled = [key for key in reader.fields if ".rope.scal" in key and value(key) not in ("none", 0, 1)]
-    config["rope_type"] = ", ".join([*scaled, *({"rope_freqs.weight"} & {*tensors})]) or "default"
+    how, given = value(f"{kind}.rope.scaling.type"), (key for key in reader.fields if ".rope.scal" in key)
+    scaled = [key for key in given if not (key.endswith("context_length") or value(key) in ("none", 0, 1))]
+    if scaled and how != "none":
+        config["rope_type"] = how or "linear"  # as llama.cpp takes it
     if (turned := value(f"{kind}.rope.dimension_count")) is not None:
         config["head_dim"] = config.get("head_dim") or turned
         config["partial_rotary_factor"] = 1.0 if turned == config["head_dim"] else f"{turned} of a head"
@@ -183,7 +188,7 @@ def _dequantized(tensor: "ReaderTensor", pairs: int | None, transposed: bool) ->
             rows = dequantize(tensor.data[first : first + 1024], tensor.tensor_type)
             values[first : first + 1024].copy_(torch.tensor(rows))
     except NotImplementedError:
-        raise UserError(f"{tensor.name} is of type {tensor.tensor_type.name}, which cannot be read") from None
+        raise UserError(f"{foreign(tensor.name)} is of type {tensor.tensor_type.name}: not known") from None
     if pairs:
         values = values.unflatten(0, (-1, pairs, 2)).transpose(1, 2).flatten(0, 2)
     return values.t() if transposed else values

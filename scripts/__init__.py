@@ -1,6 +1,7 @@
 """Thin commands: `python -m scripts.NAME --help`. Slow imports come after the words are read."""
 
 import os
+import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -35,8 +36,10 @@ def serve(parser: Parser, work: Callable[[Namespace], None], argv: list[str], ve
 
 @contextmanager
 def exits() -> Iterator[None]:
-    """What goes wrong inside is one line and an exit code."""
+    """What goes wrong inside is one line and an exit code; a signal to end lets `finally` tidy up."""
     show_anything()
+    ends = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]  # or nohup
+    before = {n: signal.signal(n, lambda number, _: sys.exit(128 + number)) for n in ends}
     try:
         yield
     except UserError as error:
@@ -50,6 +53,9 @@ def exits() -> Iterator[None]:
             sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def warn(faults: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ PARSER.add_argument("--checkpoint", type=int, metavar="STEP", help=about)
 def main(asked: Namespace) -> None:
     """Write the folder, complete or not at all, and print how it is loaded."""
     out = asked.out.resolve()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):  # not so a name that is too long
         raise UserError(f"--out {asked.out} is there already, and no empty folder: name another")
     load_config(asked.run)  # refuses a folder that is no run ahead of the slow imports
 
@@ -35,7 +35,7 @@ def main(asked: Namespace) -> None:
     run = load_run(asked.run, asked.checkpoint)
     warn(run.faults)
     config, tensors = interop.to_published(run.model)
-    marks = {"bos_token_id": run.tokenizer.bos, "eos_token_id": run.tokenizer.bos}
+    marks = {"bos_token_id": run.tokenizer.bos, "eos_token_id": exported.eos_of(run.tokenizer)}
     files = {"config.json": config | marks, "generation_config.json": marks}
     files |= exported.to_published(run.tokenizer)
     files["tokenizer_config.json"]["model_max_length"] = run.config.model.context_length

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs import UserError
-from configs.cli import flat, load_config, shown
+from configs.cli import flat, load_config
 from configs.schema import Config
+from configs.screen import shown
 from data.tokenizers import Tokenizer, load_tokenizer
 from model.published import is_published, open_published
 from model.transformer import GPT
@@ -56,10 +57,12 @@ def find_origin(config: Config) -> Origin:
     free = {f"model.{key}" for key in FREE}
     if config.model.position == "learned" and not (published and asked[length] < was[length]):
         free.remove(length)  # a table, of which `fill` takes the first rows
-    if refused := [f"{k} (is {shown(was[k])}, asked {shown(asked[k])})" for k in changed if k not in free]:
-        raise UserError(
-            f"model.init_from {path} has another model or tokenizer: {', '.join(refused)}; ask for the same"
-        )
+    if published:
+        free.remove("model.rope_theta")  # ours is a default, and no model's own by chance
+    if not free.issuperset(changed):
+        own, here = (" ".join(f"--{key} {shown(of[key])}" for key in changed) for of in (was, asked))
+        may = f"; may differ: {', '.join(both)}" if (both := sorted(free.intersection(changed))) else ""
+        raise UserError(f"model.init_from {path} is another model: ask for {own} (asked: {here}){may}")
     told = ", ".join(f"{key} was {shown(was[key])}, is {shown(asked[key])}" for key in changed)
     return found._replace(news=found.news + ([f"unlike {found.places[0]}: {told}"] if told else []))
 
@@ -68,6 +71,8 @@ def _run(path: Path) -> Origin:
     whole = path.absolute()  # `.` may be the folder of a checkpoint
     one = re.fullmatch(r"step-(\d{8})", whole.name)
     folder, step = (whole.parent.parent, int(one[1])) if one else (path, None)
+    if not (folder / "config.yaml").exists():
+        raise UserError("it is no run folder, checkpoint of one, Hugging Face folder or GGUF file")
     was = flat(load_config(folder))
     checkpoint, faults = find_intact(folder / "checkpoints", step)
     tokenizer = load_tokenizer(folder / "tokenizer.json")

@@ -34,6 +34,12 @@ def test_all_problems_of_file_and_command_line_come_in_one_message(tmp_path):
     assert message.startswith("9 problems")
 
 
+def test_a_problem_of_several_sections_has_no_empty_place_in_front():
+    assert (
+        refused("--data.tokenizer", "hf") == "data.tokenizer hf is that of model.init_from, which is not set"
+    )
+
+
 @pytest.mark.parametrize(
     ("wrong", "nearest"),
     [

@@ -13,12 +13,14 @@ import tiktoken
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models
+from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Split, Whitespace
 
 from configs import UserError
 from configs.schema import Data
 from data.bpe import named, train_bpe
 from data.corpora import load_text
+from data.exported import to_published
 from data.preparation import prepared
 from data.published import LLAMA_3, PublishedTokenizer, read_tokenizer
 from data.spans import encode_with_spans
@@ -355,7 +357,7 @@ def test_a_folder_that_cannot_be_read_is_refused_in_a_line(files, said, tmp_path
     write(tmp_path, **files)
     with pytest.raises(UserError, match=said) as caught:
         read_tokenizer(tmp_path)
-    assert str(tmp_path) in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)  # who calls names it
     assert "\n" not in str(caught.value)
 
 
@@ -366,7 +368,7 @@ def test_a_missing_vocabulary_and_a_file_that_is_no_json_are_refused(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot read the tokenizer"):
         read_tokenizer(tmp_path)
-    with pytest.raises(UserError, match="nowhere"):
+    with pytest.raises(UserError, match="No such file"):
         read_tokenizer(tmp_path / "nowhere")
 
 
@@ -384,12 +386,112 @@ def test_a_panic_of_the_library_is_a_refusal_too(tmp_path):
 
 def test_ctrl_c_is_no_refusal(gpt2, monkeypatch):
     class Interrupted:
+        pre_tokenizer = None
+
         def encode(self, *rest, **options):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(gpt2, "served", Interrupted())
     with pytest.raises(KeyboardInterrupt):
         gpt2.encode("text")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "merges.txt", "config.json"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError):
+        read_tokenizer(tmp_path)
+
+
+def strict(model: models.Model, cuts: PreTokenizer | None) -> PublishedTokenizer:
+    served = Tokenizer(model)
+    if cuts:
+        served.decoder = decoders.ByteLevel()
+        served.pre_tokenizer = cuts
+    return PublishedTokenizer(served, 300, None)
+
+
+BYTE_LEVEL = ByteLevel(add_prefix_space=False)
+SEVERAL = {letter: i for i, letter in enumerate(["a", "b", "Ã", "ab"])}  # of é, which is Ã©, the half
+LETTERS = Split(Regex(r"[\s\S]"), "isolated")
+
+
+@pytest.mark.parametrize(
+    ("model", "cuts", "text", "listed"),
+    [
+        (models.BPE(SEVERAL, [("a", "b")]), BYTE_LEVEL, "abéab\n", r"'\n' 'é'"),
+        (models.BPE(SEVERAL, [("a", "b")]), None, "abéabü", "'é' 'ü'"),
+        (models.BPE(SEVERAL, [("a", "b")], byte_fallback=True), None, "abéab", "'é'"),
+        (models.BPE(SEVERAL, [("a", "b")]), Whitespace(), "ab ab xab", "'x'"),
+        (models.WordLevel({"a": 0}, unk_token=""), LETTERS, "aéa\n", r"'\n' 'é'"),
+        (models.WordLevel({"a": 0}), LETTERS, "aé", "'é'"),
+        (models.WordLevel({"the": 0, "cat": 1}), Whitespace(), "the dog the cat", "'dog'"),
+    ],
+    ids=range(7),
+)
+def test_characters_without_a_token_are_listed_where_there_is_none_for_the_unknown(model, cuts, text, listed):
+    tokenizer = strict(model, cuts)
+    for _ in range(2):
+        with pytest.raises(UserError) as caught:
+            tokenizer.encode(text)
+        assert str(caught.value).endswith(f"characters that the tokenizer does not know: {listed}")
+
+
+def test_white_space_that_a_tokenizer_leaves_out_is_not_unknown():
+    tokenizer = strict(models.BPE(SEVERAL, [("a", "b")]), Whitespace())
+    assert tokenizer.encode("ab a\nb").tolist() == [3, 0, 1]
+
+
+def test_a_tokenizer_with_a_token_for_the_unknown_reads_everything():
+    tokenizer = strict(models.WordLevel({"a": 0, "?": 1}, unk_token="?"), LETTERS)
+    assert tokenizer.encode("aé").tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["a\nb\x1b[31m", "x" * 5000])
+def test_names_in_a_file_cannot_reach_the_terminal_raw(name, tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", TRAINED.encoding, "gpt2", name)
+    for call in (lambda: read_tokenizer(path), lambda: load(SAVED | {"bos_id": name})):
+        with pytest.raises(UserError) as caught:
+            call()
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 400
+
+
+# EOS
+
+
+@pytest.mark.parametrize(
+    ("files", "eos"),
+    [
+        ({"tokenizer_config": {"eos_token": "<|end|>", "bos_token": "<|endoftext|>"}}, 400),
+        ({"tokenizer_config": {"eos_token": {"content": "<|end|>"}}}, 400),
+        ({"special_tokens_map": {"eos_token": "<|end|>"}, "config": {"eos_token_id": 399}}, 400),
+        ({"config": {"eos_token_id": 400}}, 400),
+        ({"config": {"eos_token_id": [400, 399]}}, None),
+        ({"config": {"eos_token_id": 1}}, None),  # an ordinary token
+        ({"config": {"eos_token_id": 401}}, None),  # an added one that is no mark
+        ({"config": {"eos_token_id": 400}, "tokenizer_config": {"eos_token": None}}, None),
+        ({"tokenizer_config": {"eos_token": "<none>"}}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_eos_is_what_the_files_say_and_goes_with_the_run(files, eos, tmp_path):
+    folder = folder_of(tmp_path, vocab_size=450)
+    made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    made.add_special_tokens(["<|end|>"])
+    made.add_tokens(["<plain>"])
+    files["config"] = {"vocab_size": 450, **files.get("config", {})}
+    write(folder, tokenizer=json.loads(made.to_str()), **files)
+    tokenizer = read_tokenizer(folder)
+    assert tokenizer.eos == load(tokenizer.to_json()).eos == eos
+    assert tokenizer.symbols.tolist() == list(range(399))
+    own = load(tokenizer.to_json() | {"eos_id": "<|end|>"})
+    assert own.eos is None
+    files = to_published(tokenizer)
+    assert files["tokenizer_config.json"].get("eos_token") == (
+        "<|end|>" if eos else "<|endoftext|>" if tokenizer.bos else None
+    )
 
 
 # Saved with a run

@@ -1,6 +1,7 @@
 """Starting from another run's weights: what is taken over, what may differ, what is refused."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -147,16 +148,16 @@ def test_a_learned_sink_starts_as_it_does_or_is_left_behind(first, old, tmp_path
     [
         (
             {"model": {"n_layer": 3, "d_mlp": 40}},
-            ["model.n_layer (is 2, asked 3)", "model.d_mlp (is 64, asked 40)"],
+            [("model.n_layer", "2", "3"), ("model.d_mlp", "64", "40")],
         ),
-        ({"model": {"n_head": 4}}, ["model.n_head (is 2, asked 4)", "model.d_head (is 8, asked 4)"]),
-        ({"model": {"mlp": "relu2"}}, ["model.mlp (is gelu, asked relu2)"]),
-        ({"model": {"norm": "rmsnorm"}}, ["model.norm (is layernorm, asked rmsnorm)"]),
-        ({"model": {"qk_norm": "true"}}, ["model.qk_norm (is false, asked true)"]),
-        ({"model": {"position": "learned"}}, ["model.position (is rotary, asked learned)"]),
-        ({"model": {"gate": "true"}}, ["model.gate (is false, asked true)"]),
-        ({"data": {"tokenizer": "byte"}}, ["data.tokenizer (is char, asked byte)"]),
-        ({"data": {"bos": "false"}}, ["data.bos (is true, asked false)"]),
+        ({"model": {"n_head": 4}}, [("model.n_head", "2", "4"), ("model.d_head", "8", "4")]),
+        ({"model": {"mlp": "relu2"}}, [("model.mlp", "gelu", "relu2")]),
+        ({"model": {"norm": "rmsnorm"}}, [("model.norm", "layernorm", "rmsnorm")]),
+        ({"model": {"qk_norm": "true"}}, [("model.qk_norm", "false", "true")]),
+        ({"model": {"position": "learned"}}, [("model.position", "rotary", "learned")]),
+        ({"model": {"gate": "true"}}, [("model.gate", "false", "true")]),
+        ({"data": {"tokenizer": "byte"}}, [("data.tokenizer", "char", "byte")]),
+        ({"data": {"bos": "false"}}, [("data.bos", "true", "false")]),
     ],
     ids=str,
 )
@@ -166,7 +167,17 @@ def test_another_model_or_tokenizer_is_refused_in_one_line_with_what_differs(
     argv = request(tmp_path, **{**sections, "model": {"init_from": old, **sections.get("model", {})}})
     message = refused(argv, tmp_path, capsys)
     assert message.startswith(f"error: model.init_from {old} ")
-    assert all(part in message for part in named)
+    ask, asked = re.fullmatch(r".* ask for (.*) \(asked: (.*)\).*", message.strip()).groups()
+    assert all(f"--{key} {was}" in ask and f"--{key} {now}" in asked for key, was, now in named)
+
+
+def test_what_may_differ_is_told_too_when_something_else_must_not(old, tmp_path, capsys):
+    model = {"init_from": old, "n_layer": 3, "rope_theta": 500, "window": 5}
+    message = refused(request(tmp_path, model=model), tmp_path, capsys)
+    assert "--model.n_layer 2 " in message
+    assert "--model.rope_theta 10000.0" in message
+    assert "--model.window null" in message
+    assert message.strip().endswith("may differ: model.rope_theta, model.window")
 
 
 def test_how_the_old_weights_were_drawn_does_not_matter(old, tmp_path, capsys):
@@ -179,14 +190,18 @@ def test_with_learned_positions_the_context_is_a_shape(tmp_path, capsys):
     old = start(tmp_path / "first", model={"position": "learned"}, train={"steps": 1})
     model = {"position": "learned", "init_from": old, "context_length": 30}
     message = refused(request(tmp_path, model=model), tmp_path, capsys)
-    assert "model.context_length (is 17, asked 30)" in message
+    assert "ask for --model.context_length 17 (asked: --model.context_length 30)" in message
 
 
 @pytest.mark.parametrize("place", ["nowhere", "text.txt", "old/checkpoints/step-00000007", "empty"])
 def test_what_is_no_run_and_no_checkpoint_of_one_is_refused(place, old, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     argv = request(tmp_path, model={"init_from": tmp_path / place})
-    assert refused(argv, tmp_path, capsys).startswith(f"error: model.init_from {tmp_path / place}: ")
+    message = refused(argv, tmp_path, capsys)
+    assert message.startswith(f"error: model.init_from {tmp_path / place}: ")
+    assert message.count(str(tmp_path / place)) == 1 or "checkpoints" in message
+    if place in ("nowhere", "empty"):
+        assert "run folder, checkpoint of one, Hugging Face folder or GGUF file" in message
 
 
 def test_a_text_with_characters_that_the_old_run_never_saw_is_refused(old, tmp_path, capsys):

@@ -100,23 +100,40 @@ def test_all_that_differs_is_told_so_that_it_can_be_copied(made, tmp_path, capsy
     refusals = 0
     while train.main(parse(argv(tmp_path, published, keys))) == 2:
         refusals += 1
-        told = re.findall(r"model\.(\w+) \(is (\S+), asked (\S+)\)", capsys.readouterr().err)
-        keys |= {key: value for key, value, _ in told}
+        (ask,) = re.findall(r"ask for (.*) \(asked: ", capsys.readouterr().err)
+        keys |= dict(re.findall(r"--model\.(\w+) (\S+)", ask))
         assert refusals <= 2
     assert refusals
     assert (tmp_path / "run" / "report.html").exists()
 
 
+@pytest.mark.parametrize("more", [{}, {"n_layer": 3}])
+def test_the_base_of_the_positions_is_the_models_own_and_no_default(more, tmp_path, capsys):
+    (tmp_path / "old").mkdir()
+    theta, data = {"rope_theta": 100000}, {"tokenizer": "byte"}
+    old = start(tmp_path / "old", model=LLAMA | theta, data=data, train={"steps": 1})
+    main(PARSER.parse_args([str(old), "--out", str(tmp_path / "out")]))
+    message = refused(argv(tmp_path, tmp_path / "out", LLAMA | more), tmp_path, capsys)
+    assert "--model.rope_theta 100000.0" in message.split("(asked: ")[0]
+    assert "may differ: model.rope_theta" not in message
+    assert train.main(parse(argv(tmp_path, tmp_path / "out", LLAMA | theta))) == 0
+
+
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "own", "asked"),
     [
-        ({"tokenizer": "char"}, "data.tokenizer (is hf, asked char)"),
-        ({"tokenizer": "bpe", "vocab_size": 300}, "data.vocab_size (is null, asked 300)"),
+        ({"tokenizer": "char"}, "data.tokenizer hf", "data.tokenizer char"),
+        (
+            {"tokenizer": "bpe", "vocab_size": 300},
+            "data.vocab_size null",
+            "data.vocab_size 300",
+        ),
     ],
 )
-def test_another_tokenizer_than_its_own_is_refused(data, told, made, tmp_path, capsys):
+def test_another_tokenizer_than_its_own_is_refused(data, own, asked, made, tmp_path, capsys):
     _, published, keys = made
-    assert told in refused(argv(tmp_path, published, keys, data=data), tmp_path, capsys)
+    message = refused(argv(tmp_path, published, keys, data=data), tmp_path, capsys)
+    assert all(part in text for text, part in zip(message.split("(asked: "), (own, asked), strict=True))
 
 
 def test_without_bos_it_is_trained_on_without(made, tmp_path, capsys):
@@ -139,7 +156,7 @@ def test_a_table_of_positions_can_be_shortened_but_not_lengthened(tmp_path, caps
     old = start(tmp_path / "old", model={**GPT2, "context_length": 30}, data=data, train={"steps": 1})
     main(PARSER.parse_args([str(old), "--out", str(tmp_path / "out")]))
     message = refused(argv(tmp_path, tmp_path / "out", GPT2 | {"context_length": 31}), tmp_path, capsys)
-    assert "model.context_length (is 30, asked 31)" in message
+    assert "--model.context_length 30 " in message.split("(asked: ")[0]
     assert train.main(parse(argv(tmp_path, tmp_path / "out", GPT2 | {"context_length": 20}))) == 0
     theirs, ours = (
         weights(run, step)["position_embedding.weight"] for run, step in ((old, 1), (tmp_path / "run", 0))

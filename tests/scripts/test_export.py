@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs import UserError
@@ -17,6 +19,7 @@ from configs.cli import parse
 from data.published import read_tokenizer
 from model.interop import to_published
 from model.transformer import GPT
+from scripts import exits
 from scripts.export import PARSER, main
 from tests.configs.test_cli import PROBE
 from tests.runs.tiny import PRESETS, ROOT, contents, start
@@ -181,6 +184,79 @@ def test_options_that_no_published_architecture_has_are_named(runs, tmp_path):
 def test_a_step_that_was_not_kept_is_refused(runs, tmp_path):
     with pytest.raises(UserError, match="step"):
         export(runs["llama"], tmp_path / "out", "--checkpoint", "2")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_an_exported_run_of_an_instruct_model_ends_as_that_does(runs, tmp_path):
+    export(runs["llama"], tmp_path / "out")
+    made = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    named = made.id_to_token(5)
+    made.add_special_tokens([named])  # an EOS of its own, within the model's rows
+    made.save(str(tmp_path / "out" / "tokenizer.json"))
+    about = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text()) | {"eos_token": named}
+    (tmp_path / "out" / "tokenizer_config.json").write_text(json.dumps(about))
+    for bos in (True, False):
+        on = {"tokenizer": "hf", "bos": bos}, LLAMA | {"norm_eps": 2**-23, "init_from": tmp_path / "out"}
+        (tmp_path / str(bos)).mkdir()
+        run, again = make_run(tmp_path / str(bos), *on), tmp_path / f"again {bos}"
+        export(run, again)
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(again), AutoTokenizer.from_pretrained(again)
+        assert {model.config.eos_token_id, model.generation_config.eos_token_id, tokenizer.eos_token_id} == {
+            5
+        }
+        assert tokenizer.bos_token_id == load_run(run).tokenizer.bos
+
+
+HALF = """
+import signal, sys
+from pathlib import Path
+import safetensors.torch
+from scripts import exits
+from scripts.export import PARSER, main
+
+def half(tensors, path, metadata):
+    Path(path).write_bytes(b"half")
+    print("half", flush=True)
+    signal.pause()
+
+safetensors.torch.save_file = half
+with exits():
+    main(PARSER.parse_args(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_process_that_is_told_to_end_leaves_nothing(number, runs, tmp_path):
+    words = [sys.executable, "-c", HALF, str(runs["gpt2"]), "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"half\n"
+        assert [path.name.startswith("tmp-out-") for path in tmp_path.iterdir()] == [True]
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+        assert process.stderr.read() == b""
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_handlers_of_signals_come_back_and_one_that_is_ignored_stays_so():
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with exits():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGHUP), before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_a_name_that_is_too_long_is_a_wrong_request(runs, tmp_path):
+    done = command(str(runs["gpt2"]), "--out", str(tmp_path / ("x" * 300)))
+    assert "\nexit 2 " in done.stdout
+    assert done.stderr.count("\n") == 1
+    assert "File name too long" in done.stderr
     assert [*tmp_path.iterdir()] == []
 
 
