@@ -17,7 +17,7 @@ def test_quantiles_of_students_t_are_those_of_the_tables(freedom: int, quantile:
 
 @pytest.mark.parametrize(("count", "least"), [(4, 0.86), (8, 0.93), (16, 0.93)])
 def test_nineteen_of_twenty_intervals_hold_the_true_mean(count: int, least: float) -> None:
-    """Of normal sequences; plain percentiles cover 0.80, 0.89, 0.92. Four reach from the least to the most."""
+    """Of normal sequences; plain percentiles cover 0.80, 0.89, 0.92. Four reach from least to most."""
     generator = torch.Generator().manual_seed(0)
     values_KN = torch.randn(2000, count, generator=generator, dtype=torch.float64)
     drawn_RN = redrawn(count, generator)
