@@ -290,6 +290,7 @@ def test_a_head_whose_attention_has_no_room_says_so(show):
     expect(page.locator(".matrix")).to_be_visible()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(30, 9), (32, 32)])
 def test_large_models_are_as_wide_as_the_window(show, shape):
     L, H = shape

@@ -77,6 +77,7 @@ def test_variants_are_drawn_when_they_are_asked_for_at_the_step_of_the_slider(sh
     assert drawn(page, "induction_short") == expected("induction_short", 100)
 
 
+@pytest.mark.slow
 def test_play_goes_through_the_steps_and_stops_at_the_last(show):
     page = show(made_up())
     page.evaluate("""() => {
@@ -200,6 +201,7 @@ def words_of(n):
     return view("run", c, records(), heads(), **read, texts=[text])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [6, 61, 128])
 def test_labels_of_long_tokens_are_apart_and_whole_at_any_width(show, n):
     page = show(words_of(n))
@@ -220,6 +222,7 @@ def test_long_tokens_are_shortened_on_the_axes_and_whole_on_hovering(show):
     assert "key 1: international" in hovered(page, page.locator(".matrix"), 1.5 / 6, 1.5 / 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 60, 127])
 def test_labels_of_single_characters_stay_upright_and_apart(show, n):
     page = show(made_up(text=(EVIL * 2)[:n], context_length=128))
@@ -280,6 +283,7 @@ def test_each_run_has_one_colour_and_one_run_a_colour_per_kind(show, plain):
     assert alone[:3] == [KINDS[kind][1] for kind in ("induction", "previous", "sink")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 12])
 def test_nothing_is_wider_than_the_window_also_after_resizing(show, size):
     page = show(made_up(n_layer=size, n_head=size, d_model=8 * size))

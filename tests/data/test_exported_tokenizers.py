@@ -149,6 +149,7 @@ CLASSES = st.text(
 )
 
 
+@pytest.mark.slow
 @given(CLASSES | TEXTS)
 @example("a  \n\n \n b   ")
 @example("12345 1234\n\n")

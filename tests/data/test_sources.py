@@ -105,6 +105,7 @@ def test_over_the_epochs_every_token_becomes_a_target(train, bos):
     assert set(windows.targets_BT.flatten().tolist()) == set(range(0 if bos else 1, train))
 
 
+@pytest.mark.slow
 @given(first=st.integers(0, 200), parts=st.lists(st.integers(1, 30), min_size=1, max_size=6))
 def test_how_windows_of_text_are_cut_into_batches_does_not_change_their_order(first, parts):
     source, cut = places(300).sources["text"], places(300).sources["text"]
@@ -146,6 +147,7 @@ def test_validation_counts_every_target_once_at_multiples_of_the_context(val, bo
         assert sorted(targets[targets != IGNORED].tolist()) == list(range(60 + (not bos), 60 + val))
 
 
+@pytest.mark.slow
 @given(tokens=st.integers(1, 400), bos=st.booleans())
 def test_a_share_of_validation_is_about_as_large_as_asked_and_evenly_spread(tokens, bos):
     """Within half a window, and what the last window of all, which is short, lacks."""

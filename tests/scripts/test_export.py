@@ -225,6 +225,7 @@ with exits():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_process_that_is_told_to_end_leaves_nothing(number, runs, tmp_path):
     words = [sys.executable, "-c", HALF, str(runs["gpt2"]), "--out", str(tmp_path / "out")]
