@@ -28,6 +28,7 @@ from data.bpe import NAMED, PATTERN, BytePairTokenizer, named, train_bpe, urls
 from data.loading import load_source
 from data.tokenizers import vocab_size_of
 from tests.data.gpt2_files import gpt2_cache
+from tests.data.threads import turns_during
 
 ROOT = Path(__file__).parents[2]
 TEXT = "".join(f"{i} times {i} is {i * i}, said the naïve über-reader.\r\n" for i in range(200))
@@ -100,21 +101,7 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character_and_a_whole_one_i
 
 
 def test_other_threads_go_on_while_a_long_text_is_encoded(gpt2):
-    begun, ended = threading.Event(), threading.Event()
-
-    def encode() -> None:
-        begun.set()
-        gpt2.encode(TEXT * 500)
-        ended.set()
-
-    thread = threading.Thread(target=encode)
-    thread.start()
-    begun.wait()
-    passed = 0
-    while not ended.is_set():
-        passed += 1
-    thread.join()
-    assert passed > 1000  # a few, had it waited for the interpreter
+    assert turns_during(lambda: gpt2.encode(TEXT * 500)) > 1000  # a few, had it waited for the interpreter
 
 
 def test_without_bos_the_vocabulary_is_the_same_and_the_mark_no_text(gpt2):

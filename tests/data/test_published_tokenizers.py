@@ -3,7 +3,6 @@
 import json
 import os
 import tempfile
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,7 @@ from data.spans import encode_with_spans
 from data.tokenizers import load_tokenizer, make_tokenizer, vocab_size_of
 from tests.data.gpt2_files import gpt2_cache
 from tests.data.published_files import export, old_gpt2, sentencepiece, write, write_gguf
+from tests.data.threads import turns_during
 
 TEXT = "".join(f"{i} times {i} is {i * i}, said the naïve über-reader.\r\n" for i in range(200))
 TRAINED = train_bpe([TEXT], 400, bos=True)
@@ -110,21 +110,7 @@ def test_a_text_without_end_is_encoded(space, gpt2):
 
 
 def test_other_threads_go_on_while_a_long_text_is_encoded(gpt2):
-    begun, ended = threading.Event(), threading.Event()
-
-    def encode() -> None:
-        begun.set()
-        gpt2.encode(TEXT * 100)
-        ended.set()
-
-    thread = threading.Thread(target=encode)
-    thread.start()
-    begun.wait()
-    passed = 0
-    while not ended.is_set():
-        passed += 1
-    thread.join()
-    assert passed > 1000  # a few, had it waited for the interpreter
+    assert turns_during(lambda: gpt2.encode(TEXT * 100)) > 1000  # a few, had it waited for the interpreter
 
 
 @given(TEXTS)
