@@ -389,7 +389,7 @@ const EFFECTS = [["natural", "text"], ["repeat", "repeat"]], MEANS = ["mean", "z
 function drawEffects(parent, run, head) {
   const { ablation, copying, syntax } = run.heads[head];
   if (!run.typed) return;
-  const box = block(parent, "What its removal changes", ["", ablation ? "By how much the loss rises, in nats per token, on natural text and on the second time of a repeat, when the head gives its mean instead, or zero. " : "Not measured: "], ["", ablation ? "" : "heads without a label are removed with --ablate all."], ...(ablation ? [["dot", "change and 95 % interval"], ["bar", "no change"]] : []));
+  const box = block(parent, "What its removal changes", ["", ablation ? "By how much the loss rises, in nats per token, on natural text and on the second time of a repeat, when the head gives its mean instead, or zero. " : "Not measured: "], ["", ablation ? "" : "--ablate labelled removes each head with a label, --ablate all every head."], ...(ablation ? [["dot", "change and 95 % interval"], ["bar", "no change"]] : []));
   for (const [probe, words] of ablation ? EFFECTS : []) {
     const bounds = Object.values(run.heads).flatMap((one) => MEANS.flatMap((how) => one.ablation?.[how]?.[probe].ci || [])), range = [Math.min(0, ...bounds), Math.max(0.01, ...bounds)];
     for (const how of MEANS) {
