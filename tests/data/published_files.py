@@ -1,6 +1,7 @@
 """Small published tokenizers, as their makers would have written them."""
 
 import json
+import tempfile
 from importlib import resources
 from pathlib import Path
 
@@ -8,9 +9,14 @@ import gguf
 import tiktoken
 from tokenizers import Tokenizer, decoders, models, normalizers
 
+from data.bpe import train_bpe
 from data.exported import to_published
+from data.published import PublishedTokenizer
 from data.tokenizers import Tokenizer as Ours
+from data.tokenizers import load_tokenizer
 
+TEXT = "".join(f"{i} times {i} is {i * i}, said the naïve über-reader.\r\n" for i in range(200))
+TRAINED = train_bpe([TEXT], 400, bos=True)
 SPACE = "▁"  # SentencePiece's letter for it
 
 
@@ -79,3 +85,21 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def folder_of(folder: Path, content: dict | None = None, vocab_size: int = 400, **files) -> Path:
+    """Our trained encoding as a published one that says nothing about BOS, with further files."""
+    export(folder, TRAINED, vocab_size=vocab_size)
+    (folder / "tokenizer_config.json").unlink()
+    if content:
+        saved = json.loads((folder / "tokenizer.json").read_text())
+        files["tokenizer"] = saved | content
+    files["config"] = {"vocab_size": vocab_size, **files.get("config", {})}
+    return write(folder, **files)
+
+
+def load(content) -> PublishedTokenizer:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tokenizer.json"
+        path.write_text(json.dumps(content), encoding="utf-8")
+        return load_tokenizer(path)
