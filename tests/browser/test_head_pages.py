@@ -24,6 +24,12 @@ def cell(page, head):
     return page.locator(f".grid a[data-head='{head}']")
 
 
+def choose(page, head, place=".grid"):
+    """Click a head, and wait: the page shows it after the click has ended."""
+    page.locator(f"{place} a[data-head='{head}']").click()
+    expect(page.locator(".look h3").last).to_have_text(f"Head {head}")
+
+
 def expect_chosen(page, head):
     """The panel shows the head, the grid marks it, the matrix and the scores are of it."""
     expect(page.locator(".look h3")).to_have_text(f"Head {head}")
@@ -49,7 +55,7 @@ def test_a_head_is_coloured_by_all_its_labels_or_pale(show):
     assert rgb(SYNTACTIC) in background(page, "1.1")
     scale = "node => node.data[0].colorscale.at(-1)[1]"
     assert page.locator(".matrix").evaluate(scale) == rgb(KINDS["induction"][1]).replace(" ", "")
-    cell(page, "0.0").click()
+    choose(page, "0.0")
     assert page.locator(".matrix").evaluate(scale) == "rgb(43,58,103)"
     two = background(page, "0.1")
     assert two.index(rgb(KINDS["sink"][1])) < two.index(rgb(KINDS["induction"][1]))
@@ -87,7 +93,7 @@ def test_pointing_at_a_head_tells_its_scores_intervals_and_nulls(show):
 def test_a_click_on_the_grid_a_row_a_map_or_the_legend_opens_the_head(show):
     page = show(run(heads(labels=LABELS)))
     expect_chosen(page, "1.0")  # the best induction head
-    cell(page, "0.0").click()
+    choose(page, "0.0")
     expect_chosen(page, "0.0")
     page.locator(".tables tbody tr[data-head='1.1'] td").nth(1).click()
     expect_chosen(page, "1.1")
@@ -99,21 +105,21 @@ def test_a_click_on_the_grid_a_row_a_map_or_the_legend_opens_the_head(show):
     expect_chosen(page, "0.1")
     expect(page.locator(".look h3")).to_be_in_viewport()
     assert page.url.endswith("#head-0.1")
-    page.locator(".legend a[data-head='1.1']").click()
+    choose(page, "1.1", ".legend")
     expect_chosen(page, "1.1")
 
 
 def test_a_head_can_be_linked_and_the_browser_goes_back_and_forth(show):
     page = show(run(heads(labels=LABELS)))
     address = page.url
-    cell(page, "0.0").click()
-    cell(page, "1.1").click()
-    assert page.url == f"{address}#head-1.1"
+    choose(page, "0.0")
+    choose(page, "1.1")
+    expect(page).to_have_url(f"{address}#head-1.1")
     page.go_back()
     expect_chosen(page, "0.0")
     page.go_back()
     expect_chosen(page, "1.0")
-    assert page.url == address
+    expect(page).to_have_url(address)
     page.go_forward()
     expect_chosen(page, "0.0")
     page.goto("about:blank")
@@ -128,7 +134,7 @@ def test_a_head_can_be_linked_and_the_browser_goes_back_and_forth(show):
 
 def test_heads_of_several_runs_have_places_of_their_own(show):
     page = show(run(heads(labels=LABELS), "a"), run(heads(labels=LABELS), "b"))
-    page.locator("[data-run='1'] .grid a[data-head='0.0']").click()
+    choose(page, "0.0", "[data-run='1'] .grid")
     assert page.url.endswith("#run-2-head-0.0")
     assert page.locator(".look h3").all_text_contents() == ["Head 1.0", "Head 0.0"]
 
@@ -167,7 +173,7 @@ def test_the_panel_tells_what_an_evaluation_adds(show):
     assert found["text, zero"][1:4] == pytest.approx((0.04 / high, 0.035 / high, low), abs=1e-3)
     assert found["nsubj"][1:] == pytest.approx((0.25, None, 0.5, 0.2))
     assert found["OV circuit"][4] == pytest.approx(0.505)
-    cell(page, "0.0").click()
+    choose(page, "0.0")
     assert "Not measured" in page.locator(".effects").inner_text()
     assert "text, mean" not in gauges(page, ".effects")
 
@@ -242,7 +248,7 @@ def test_a_head_that_looks_two_back_is_labelled_as_that(show):
         head["scores"] |= {"previous": one, "previous2": two}
     page = show(run(known))
     assert page.locator("td .label").all_inner_texts().count("previous-token, two back") == 1
-    cell(page, "1.1").click()
+    choose(page, "1.1")
     assert page.locator(".look .labels").inner_text() == "previous-token, two back"
 
 
@@ -262,7 +268,7 @@ def test_the_matrix_shows_the_weights_of_the_head_that_was_chosen(show):
     page = show(view("run", c, records(3, 4), heads(3, 4), model, TOKENIZER, ["abcadcba"]))
     A_LHTT = attention_of(model, [TOKENIZER.bos, *TOKENIZER.encode("abcadcba").tolist()])
     for layer, head in ((0, 0), (2, 1), (1, 3)):
-        cell(page, f"{layer}.{head}").click()
+        choose(page, f"{layer}.{head}")
         expect_chosen(page, f"{layer}.{head}")
         rows = page.locator(".matrix").evaluate("node => node.data[0].z")
         for t, row in enumerate(rows):
@@ -283,10 +289,10 @@ def test_a_head_whose_attention_has_no_room_says_so(show):
     for text in shown["attention"]:
         text["weights"] = {"1.0": text["weights"]["1.0"]}
     page = show(shown)
-    cell(page, "0.0").click()
+    choose(page, "0.0")
     assert "the attention of 1 of 4 heads" in page.locator(".look figcaption").text_content()
     expect(page.locator(".matrix")).to_be_hidden()
-    cell(page, "1.0").click()
+    choose(page, "1.0")
     expect(page.locator(".matrix")).to_be_visible()
 
 

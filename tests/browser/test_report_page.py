@@ -140,7 +140,7 @@ def test_attention_shows_tokens_and_weights_of_the_head_that_is_chosen(show):
     assert page.locator(".look figcaption").text_content() == "head 1.0 on “a b c”"
     before = page.locator(".matrix").evaluate("node => node.data[0].z")
     page.locator(".grid a[data-head='0.0']").click()
-    assert page.locator(".look figcaption").text_content() == "head 0.0 on “a b c”"
+    expect(page.locator(".look figcaption")).to_have_text("head 0.0 on “a b c”")
     after = page.locator(".matrix").evaluate("node => node.data[0].z")
     assert after != before
     assert all(weight is None for i, row in enumerate(after) for weight in row[i + 1 :])
