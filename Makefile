@@ -17,11 +17,12 @@ quickstart: setup
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python train.py --config configs/quickstart.yaml --run.overwrite true
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m scripts.eval_heads runs/quickstart
 
+# A worker per core, which takes whole files: their fixtures, small trained runs, are made once.
 test: setup
-	$(RUN) -m pytest -m "not slow"
+	$(RUN) -m pytest -n auto --dist loadfile -m "not slow"
 
 test-slow: setup
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n auto --dist loadfile
 
 lint: setup
 	.venv/bin/ruff check .
