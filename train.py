@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from analysis import report, table
+from analysis.alarms import alarms
 from analysis.heads import describe_heads, in_words
 from analysis.probes import Probes, make_probes, measure, summary
 from analysis.view import view
@@ -214,6 +215,8 @@ def look(run: Run, log: MirroredLog, say: Callable[[str], None], interrupted: Ca
         record = measure(run.model, run.probes, bos_trained=c.data.bos)
         log.write("attention", state.step, **record, seconds=time.perf_counter() - started)
         say(f"step {state.step:>6}  {summary(record)}")
+        state.alarms = alarms(record, c, state.step, state.alarms)
+        log.alarm(state.step, state.alarms, say)
         state.telemetry_seconds += time.perf_counter() - started
     log.flush()
     stopping = interrupted()
