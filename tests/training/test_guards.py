@@ -98,6 +98,7 @@ def test_the_micro_step_is_told(gpt, turn):
     [
         ("blocks.0.mlp", "blocks.1.attention.W_q.weight", "output of layer 0, mlp in micro-step 1"),
         ("blocks.1.mlp", "blocks.1.attention.W_q.weight", "parameter layer 1, attention.W_q.weight"),
+        ("blocks.1.mlp.W_in", "blocks.1.mlp.W_out.weight", "output of layer 1, mlp.W_in in micro-step 1"),
         ("token_embedding", "head.weight", "output of token_embedding in micro-step 1"),
         ("blocks.2.mlp.W_in", "blocks.2.mlp.W_in.weight", "parameter layer 2, mlp.W_in.weight"),
     ],
