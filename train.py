@@ -16,11 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from analysis import report, table
+from analysis.alarms import alarms
 from analysis.heads import describe_heads, in_words
 from analysis.probes import Probes, make_probes, measure, summary
 from analysis.view import view
@@ -36,6 +37,7 @@ from model.transformer import GPT
 from training import Stopped, checkpoints, plan
 from training.devices import choose_device, compiled, to_device
 from training.evaluation import evaluate
+from training.failed import keep, stop, stop_evaluating
 from training.folder import create, has_begun, refuse_used
 from training.guards import enough_memory, first_nonfinite, interruptible, nonfinite_parameters
 from training.loggers import progress, read_records
@@ -174,10 +176,11 @@ def update(run: Run, step: int, share: float) -> tuple[float, float | None]:
     for micro in losses(run.forward):
         scaler.scale(micro).backward()
         loss += micro.item()
-    skip = unscale(scaler, run.optimizers)
+    scale, skip = scaler.get_scale(), unscale(scaler, run.optimizers)
     grad_norm = torch.nn.utils.get_total_norm(p.grad for p in model.parameters() if p.grad is not None)
     if not math.isfinite(loss + (0 if skip else grad_norm.item())) or scaler.get_scale() < 1:
-        stop(run, step, first_nonfinite(model, lambda: torch.stack(list(losses(model)))))
+        culprit = first_nonfinite(model, losses(model), loss)
+        stop(run.folder, step, culprit, keep(run.folder, c, model, batch, step, culprit, scale))
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), c.train.clip or math.inf, grad_norm)
     run.state.skipped += skip
     for optimizer in run.optimizers:
@@ -196,12 +199,12 @@ def look(run: Run, log: MirroredLog, say: Callable[[str], None], interrupted: Ca
     save = save or (c.checkpoint.log_spaced and checkpoints.is_log_spaced(state.step))
     evaluates, probes = due(c.eval.every, state.step, last), due(c.probe.every, state.step, last)
     if (evaluates or probes) and (broken := nonfinite_parameters(run.model)):
-        stop(run, state.step, broken[0])
+        stop(run.folder, state.step, broken[0])
     if evaluates:
         windows = partial(run.source.validation, c.train.batch_size, c.eval.tokens)
         assess = partial(evaluate, run.model, bytes_per_token=run.source.bytes_per_token)
         if not math.isfinite((result := assess(windows()))["loss"]):
-            stop(run, state.step, first_nonfinite(run.model, lambda: torch.tensor(assess(windows())["loss"])))
+            stop_evaluating(run.folder, c, run.model, state.step, windows())
         log.write("eval", state.step, **result)
         say(f"step {state.step:>6}  validation loss {result['loss']:.4f}")
         if state.best is None or result["loss"] < state.best[0]:
@@ -212,12 +215,14 @@ def look(run: Run, log: MirroredLog, say: Callable[[str], None], interrupted: Ca
         record = measure(run.model, run.probes, bos_trained=c.data.bos)
         log.write("attention", state.step, **record, seconds=time.perf_counter() - started)
         say(f"step {state.step:>6}  {summary(record)}")
+        state.alarms = alarms(record, c, state.step, state.alarms)
+        log.alarm(state.step, state.alarms, say)
         state.telemetry_seconds += time.perf_counter() - started
     log.flush()
     stopping = interrupted()
     if save or stopping:
         if not (evaluates or probes) and (broken := nonfinite_parameters(run.model)):
-            stop(run, state.step, broken[0])
+            stop(run.folder, state.step, broken[0])
         state.seconds, state.scaler = time.perf_counter() - run.began, run.scaler.state_dict()
         checkpoints.save(folder, run.model, run.optimizers, state)
         checkpoints.prune(folder, c.checkpoint, state.best[1] if state.best else None)
@@ -237,13 +242,6 @@ def conclude(run: Run, log: MirroredLog) -> None:
     records = read_records(run.folder / "metrics.jsonl")
     shown = view(run.folder.name, c, records, heads, run.model, run.source.tokenizer)
     replace_text(run.folder / "report.html", report.page([shown]))
-
-
-def stop(run: Run, step: int, culprit: str) -> NoReturn:
-    """End the run before a number that is not finite reaches the weights or a checkpoint."""
-    folder = run.folder / "checkpoints"
-    good = next((checkpoints.path_of(folder, s) for s in reversed(checkpoints.steps_in(folder))), "none yet")
-    raise Stopped(f"step {step}: the first tensor that is not finite is {culprit}; last good: {good}")
 
 
 if __name__ == "__main__":

@@ -300,6 +300,20 @@ class Probe(Section):
     sequences: int = Size(16, description="sequences of each probe")
 
 
+class Alarm(Section):
+    entropy: float = Key(
+        0.05,
+        ge=0,
+        lt=1,
+        description="probes warn of a layer whose mean entropy_normalized is below it (entropy collapse); "
+        "0, or probe.every 0: never",
+    )
+    max_logit: float = Count(
+        1000.0,
+        description="probes warn of a layer where a max_logit is above it (logit explosion); 0: never, too",
+    )
+
+
 class Checkpoint(Section):
     every: int = Count(
         500, description="steps between checkpoints, besides the first and last; 0: only those"
@@ -329,6 +343,7 @@ class Config(Section):
     train: Train = Key(default_factory=Train)
     eval: Eval = Key(default_factory=Eval)
     probe: Probe = Key(default_factory=Probe)
+    alarm: Alarm = Key(default_factory=Alarm)
     checkpoint: Checkpoint = Key(default_factory=Checkpoint)
     log: Log = Key(default_factory=Log)
 

@@ -13,7 +13,7 @@ from threading import Event, Thread
 
 
 class Told:
-    """`rows` in the order of their steps as written, `summary`, and `run` (id, name, project, config)."""
+    """`rows` in the order of their steps, `summary`, `alerts`, and `run` (id, name, project, config)."""
 
     def __init__(self, folder: Path):
         (self.folder,) = [path for path in (folder / "wandb").iterdir() if path.is_dir()]
@@ -22,6 +22,7 @@ class Told:
         found = [json.loads(line) for line in lines]
         self.rows = [record["history"]["item"] for record in found if record["type"] == "history"]
         self.run = next(record["run"] for record in found if record["type"] == "run")
+        self.alerts = [record["alert"] for record in found if record["type"] == "alert"]
         self.summary = {}
         for record in found:
             self.summary |= record["summary"]["update"] if record["type"] == "summary" else {}

@@ -51,6 +51,7 @@ class State:
     seconds: float = 0.0
     telemetry_seconds: float = 0.0
     best: tuple[float, int] | None = None
+    alarms: list[dict[str, Any]] = field(default_factory=list)  # what the last probe found beyond limits
     fingerprint: str = ""  # of the data
     wandb_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])  # under which the run is mirrored
 

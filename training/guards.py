@@ -1,9 +1,10 @@
 """Stopping well: at the first number that is not finite, without memory, and when someone presses Ctrl-C."""
 
+import math
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,34 +17,68 @@ from training.checkpoints import State
 
 def nonfinite_parameters(model: nn.Module) -> list[str]:
     """Names the parameters that hold a number that is not finite."""
-    return [f"parameter {_place(name)}" for name, p in model.named_parameters() if not p.isfinite().all()]
+    return [f"parameter {place(name)}" for name, p in model.named_parameters() if not p.isfinite().all()]
 
 
-def first_nonfinite(model: nn.Module, forward: Callable[[], Tensor]) -> str:
-    """Names the first tensor that is not finite: parameters, then outputs in forward order, then gradients.
+def first_nonfinite(model: nn.Module, losses: Iterable[Tensor], loss: float) -> str:
+    """Names the first tensor that is not finite: parameters and outputs in forward order, then gradients.
 
-    `forward` repeats the computation that went wrong and returns its loss.
+    `losses` repeats the forward passes that went wrong, a micro-step each; `loss` is what they came to. The
+    gradients are those of `model`.
     """
-    found = nonfinite_parameters(model)
+    found: list[str] = []
 
-    def watch(name: str) -> Callable[..., None]:
-        return lambda module, inputs, out: None if out.isfinite().all() else found.append(f"output of {name}")
+    def note(name: str, tensor: Tensor) -> None:
+        if not found and not tensor.isfinite().all():
+            found.append(name)
 
-    handles = [m.register_forward_hook(watch(_place(name))) for name, m in model.named_modules() if name]
+    with torch.no_grad(), watched(model, note):
+        for number, part in enumerate(losses, 1):
+            note("the loss", part)
+            if found and model.training and not found[0].startswith("parameter"):
+                found[0] += f" in micro-step {number}"
+            if found:
+                return found[0]
+    grads = {place(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
+    if names := [name for name, grad in grads.items() if not grad.isfinite().all()]:
+        more = f" ({len(names)} are, up to that of {names[-1]})" if len(names) > 1 else ""
+        return f"gradient of {names[0]} in the backward pass{more}"
+    lost = "the loss, though it is finite when the step is repeated, uncompiled"
+    return "the norm of the gradient" if math.isfinite(loss) else lost
+
+
+@contextmanager
+def watched(model: nn.Module, note: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Calls `note(name, tensor)` in forward order: with each module's output, and with parameters before it.
+
+    A parameter comes once, ahead of the output of the first module that it is part of or registered before:
+    not every one is used by a module that is called.
+    """
+    modules = dict(model.named_modules())
+    order = {name: n for n, name in enumerate(modules)}
+    waiting = [(order[name.rpartition(".")[0]], name, p) for name, p in model.named_parameters()]
+
+    def watch(name: str, last: int) -> Callable[..., None]:
+        def leave(module: nn.Module, inputs: Any, out: Any) -> None:
+            while waiting and waiting[0][0] <= last:
+                _, used, parameter = waiting.pop(0)
+                note(f"parameter {place(used)}", parameter)
+            for tensor in out if isinstance(out, tuple | list) else [out]:
+                if isinstance(tensor, Tensor):
+                    note(f"output of {place(name)}", tensor)
+
+        return leave
+
+    ends = {name: order[name] + len([*module.modules()]) - 1 for name, module in modules.items()}
+    handles = [m.register_forward_hook(watch(name, ends[name])) for name, m in modules.items() if name]
     try:
-        with torch.no_grad():
-            loss = forward()
+        yield
     finally:
         for handle in handles:
             handle.remove()
-    found += [] if loss.isfinite().all() else ["the loss"]
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None and not parameter.grad.isfinite().all():
-            found.append(f"gradient of {_place(name)}")
-    return next(iter(found), "the norm of the gradient")
 
 
-def _place(name: str) -> str:
+def place(name: str) -> str:
     """`blocks.1.attention.W_q` as `layer 1, attention.W_q`; `heads` is what the attention kernel returned."""
     return re.sub(r"^blocks\.(\d+)\.?", r"layer \1, ", name).removesuffix(", ")
 

@@ -27,6 +27,14 @@ class JsonLines:
         """One line. A number that is not finite would not be JSON: ValueError."""
         self._file.write(json.dumps({"kind": kind, "step": step, **fields}, allow_nan=False) + "\n")
 
+    def alarm(self, step: int, alarms: list[dict[str, Any]], say: Callable[[str], None]) -> None:
+        """A record of what a probe has found beyond limits, if anything; what is new is said."""
+        if alarms:
+            self.write("alarm", step, alarms=alarms)
+        for alarm in alarms:
+            if alarm["since"] == step:
+                say(f"step {step:>6}  warning: {alarm['text']}")
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()

@@ -92,6 +92,10 @@ class MirroredLog(JsonLines):
         pictured = record["kind"] == "attention" and self._pictured(step)
         if step < run.starting_step:  # online: the server has it
             return
+        for alarm in record.get("alarms", ()):
+            if alarm["since"] == step:  # once, until it has recovered
+                title = f"{alarm['score']} of layer {alarm['layer']}"
+                run.alert(title, f"step {step}: {alarm['text']}", "WARN")
         if pictured:
             from wandb import Image
 

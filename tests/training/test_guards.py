@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from configs.schema import Model
 from model.transformer import GPT
 from training import Stopped
 from training.checkpoints import State
-from training.guards import enough_memory, first_nonfinite, interruptible
+from training.guards import enough_memory, first_nonfinite, interruptible, place
 
 ROOT = Path(__file__).parents[2]
 BAD = pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -33,8 +33,8 @@ def loss_of(gpt: GPT) -> Tensor:
     return F.cross_entropy(gpt(tokens_BT).flatten(0, 1), tokens_BT.flatten())
 
 
-def name_of(gpt: GPT) -> str:
-    return first_nonfinite(gpt, lambda: loss_of(gpt))
+def name_of(gpt: GPT, micro_steps: int = 1, loss: float = 0.0) -> str:
+    return first_nonfinite(gpt, (loss_of(gpt) for _ in range(micro_steps)), loss)
 
 
 def spoil(value: Tensor, bad: float) -> Tensor:
@@ -72,7 +72,84 @@ def test_a_parameter_is_named_with_its_layer(gpt, parameter, name, bad):
 )
 def test_an_output_is_named_where_it_first_appears(gpt, module, name, bad):
     gpt.get_submodule(module).register_forward_hook(lambda module, inputs, output: spoil(output, bad))
-    assert name_of(gpt) == f"output of {name}"
+    assert name_of(gpt) == f"output of {name} in micro-step 1"
+    with gpt.reading():
+        assert name_of(gpt) == f"output of {name}"
+
+
+def spoil_in_turn(gpt: GPT, place: str, turn: int) -> None:
+    calls = []
+
+    def hook(module, inputs, output):
+        calls.append(1)
+        return spoil(output, math.nan) if len(calls) == turn else output
+
+    gpt.get_submodule(place).register_forward_hook(hook)
+
+
+@pytest.mark.parametrize("turn", [1, 3])
+def test_the_micro_step_is_told(gpt, turn):
+    spoil_in_turn(gpt, "blocks.1.mlp", turn)
+    assert name_of(gpt, micro_steps=3) == f"output of layer 1, mlp in micro-step {turn}"
+
+
+@pytest.mark.parametrize(
+    ("output", "parameter", "first"),
+    [
+        ("blocks.0.mlp", "blocks.1.attention.W_q.weight", "output of layer 0, mlp in micro-step 1"),
+        ("blocks.1.mlp", "blocks.1.attention.W_q.weight", "parameter layer 1, attention.W_q.weight"),
+        ("blocks.1.mlp.W_in", "blocks.1.mlp.W_out.weight", "output of layer 1, mlp.W_in in micro-step 1"),
+        ("token_embedding", "head.weight", "output of token_embedding in micro-step 1"),
+        ("blocks.2.mlp.W_in", "blocks.2.mlp.W_in.weight", "parameter layer 2, mlp.W_in.weight"),
+    ],
+)
+def test_of_an_output_and_a_parameter_that_which_comes_first_is_named(gpt, output, parameter, first):
+    gpt.get_submodule(output).register_forward_hook(lambda module, inputs, out: spoil(out, math.nan))
+    weight = gpt.get_parameter(parameter)
+    weight.data = spoil(weight.data, math.nan)
+    assert name_of(gpt) == first
+
+
+def test_parameters_that_no_module_of_their_own_uses_are_named(gpt):
+    """Learned positions are read without a call, and a sink is a parameter of the attention itself."""
+    shape = {"n_layer": 2, "n_head": 2, "d_model": 8, "context_length": 17}
+    for options, name in (
+        ({"position": "learned"}, "position_embedding.weight"),
+        ({"sink": "learned"}, "layer 1, attention.sink_H"),
+    ):
+        model = GPT(Model(**shape, **options), 11)
+        parameter = {place(key): p for key, p in model.named_parameters()}[name]
+        parameter.data = torch.full_like(parameter, math.nan)
+        assert name_of(model) == f"parameter {name}"
+
+
+class Twice(nn.Module):
+    """Somebody's own layer, which returns more than a tensor and keeps a list of parameters."""
+
+    def __init__(self, bad: bool):
+        super().__init__()
+        self.factors, self.bad = nn.ParameterList([torch.ones(8), torch.ones(8)]), bad
+
+    def forward(self, x, *rest):
+        return x * self.factors[0], {"rest": None}, x * self.factors[1] / (0.0 if self.bad else 1.0)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, bad: bool):
+        super().__init__()
+        self.twice = Twice(bad)
+
+    def forward(self, x, *rest):
+        return self.twice(x)[0] + self.twice(x)[2]
+
+
+def test_a_module_of_ones_own_is_named_too(gpt):
+    gpt.blocks[1] = Wrapped(bad=True)
+    assert name_of(gpt) == "output of layer 1, twice in micro-step 1"
+    gpt.blocks[1] = Wrapped(bad=False)
+    assert name_of(gpt) == "the norm of the gradient"
+    gpt.blocks[1].twice.factors[1].data[3] = math.nan
+    assert name_of(gpt) == "parameter layer 1, twice.factors.1"
 
 
 @BAD
@@ -80,11 +157,24 @@ def test_a_gradient_is_named_with_its_layer(gpt, bad):
     loss_of(gpt).backward()
     weight = gpt.get_parameter("blocks.1.attention.W_v.weight")
     weight.grad = spoil(weight.grad, bad)
-    assert name_of(gpt).startswith("gradient of layer 1, attention.W_v")
+    assert name_of(gpt) == "gradient of layer 1, attention.W_v.weight in the backward pass"
+
+
+def test_gradients_are_counted_because_the_backward_pass_spreads_what_is_bad(gpt):
+    gpt.blocks[1].mlp.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * math.nan,))
+    loss_of(gpt).backward()
+    below = 1 + 8 + 6  # the embedding, layer 0, what layer 1 has ahead of its MLP
+    first, last = "gradient of token_embedding.weight in the backward pass", "layer 1, mlp_norm.weight"
+    assert name_of(gpt) == f"{first} ({below} are, up to that of {last})"
 
 
 def test_a_loss_that_breaks_by_itself_is_told_from_a_layer(gpt):
-    assert first_nonfinite(gpt, lambda: loss_of(gpt) * math.inf).startswith("the loss")
+    losses = (loss_of(gpt) * factor for factor in (1.0, math.inf))
+    assert first_nonfinite(gpt, losses, math.inf) == "the loss in micro-step 2"
+
+
+def test_a_loss_that_is_finite_when_repeated_blames_no_gradient(gpt):
+    assert name_of(gpt, loss=math.nan).startswith("the loss, though it is finite when the step is repeated")
 
 
 def test_finite_gradients_whose_norm_is_not_are_told_apart(gpt):
@@ -95,9 +185,13 @@ def test_finite_gradients_whose_norm_is_not_are_told_apart(gpt):
 
 
 def test_looking_leaves_no_hook_even_after_an_error(gpt):
+    def failing():
+        yield loss_of(gpt)
+        raise ZeroDivisionError
+
     name_of(gpt)
     with pytest.raises(ZeroDivisionError):
-        first_nonfinite(gpt, lambda: 1 / 0)
+        first_nonfinite(gpt, failing(), 0.0)
     assert not any(module._forward_hooks for module in gpt.modules())
 
 

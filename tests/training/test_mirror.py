@@ -57,6 +57,24 @@ def test_every_number_of_every_record_is_there_once_in_the_row_of_its_step(tmp_p
     assert capfd.readouterr() == ("", "")
 
 
+def test_an_alarm_is_an_alert_at_the_step_where_it_is_new(tmp_path):
+    said = []
+    with log_of(tmp_path / "run", image_every=0) as log:
+        for step, since in ((4, 4), (8, 4), (12, 12)):
+            log.write("attention", step, **attention(step))
+            place = {"score": "max_logit", "layer": 1, "value": None}
+            log.alarm(step, [place | {"since": since, "text": f"hot at {step}"}], said.append)
+            log.alarm(step + 1, [], said.append)
+            log.flush()
+    told = Told(tmp_path / "run")
+    assert [alert["title"] for alert in told.alerts] == ["max_logit of layer 1"] * 2
+    assert [alert["text"] for alert in told.alerts] == ["step 4: hot at 4", "step 12: hot at 12"]
+    assert said == ["step      4  warning: hot at 4", "step     12  warning: hot at 12"]
+    assert told.steps == [4, 8, 12]
+    alarmed = [r["step"] for r in read_records(tmp_path / "run" / "metrics.jsonl") if r["kind"] == "alarm"]
+    assert alarmed == [4, 8, 12]
+
+
 @pytest.mark.parametrize(
     ("every", "expected"), [(0, []), (1, [0, 4, 8, 12]), (5, [0, 8, 12]), (8, [0, 8, 12]), (100, [0, 12])]
 )
