@@ -239,3 +239,18 @@ def test_a_row_without_end_in_a_small_archive_is_refused(tmp_path):
     data = {"source": "hf", "path": str(path), "tokenizer": "byte"}
     config = validate({"data": data}).data
     refused(lambda: list(Corpus(config)), "line 1: 67,108,864 bytes and no end")
+
+
+def test_a_relation_that_commands_a_terminal_is_refused(tmp_path):
+    good = readers.treebank(tmp_path)
+    (name,) = good.files
+    message = good.refusal(name, good.files[name].replace(b"\tnsubj\t", b"\t\x1b]0;owned\x07\t", 1))
+    assert is_readable(message)
+    assert r"relation '\x1b]0;owned\x07' has what cannot be printed" in message
+
+
+@pytest.mark.parametrize("changes", [{"vocab_size": 300}, {"bos": None}, {"bos": 3}], ids=str)
+def test_tokens_of_another_vocabulary_than_their_tokenizer_has_are_refused(changes, tmp_path):
+    good = readers.prepared(tmp_path)
+    meta = json.loads(good.files["meta.json"]) | changes
+    assert "is not that of tokenizer.json" in good.refusal("meta.json", json.dumps(meta).encode())
