@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
 
 from configs import UserError
+from configs.files import refuse_large
 from configs.schema import Config, Stage
-from configs.screen import show_anything, shown
+from configs.screen import foreign, show_anything, shown
 
 SECTIONS: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
 KEYS = [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields]
@@ -25,6 +26,7 @@ PLAIN = {  # what pydantic would say in terms of Python
     "too_short": "must not be empty",
     "string_too_short": "must not be empty",
 }
+MOST_BYTES, MOST_NODES, MOST_TOLD = 2**17, 10_000, 50  # of a configuration in a file; problems told
 
 # What weights, moments and data order hang on: a resumed run keeps these as they were.
 FIXED = {key for key in KEYS if key.startswith(("model.", "data."))} | {"run.seed", "optimizer.name"}
@@ -50,6 +52,18 @@ class Parser(argparse.ArgumentParser):
 
 class _UniqueKeys(yaml.SafeLoader):
     """PyYAML would take the last of two equal keys without a word."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        """Aliases make a few lines stand for more than any memory holds, or for something without end."""
+        root = super().get_single_node()
+        parts, count = [root], 0
+        while parts:
+            value = getattr(parts.pop(), "value", None)
+            inner = value if isinstance(value, list) else []  # of nodes, or of pairs of them
+            parts += [part for each in inner for part in (each if isinstance(each, tuple) else [each])]
+            if (count := count + 1 + len(inner)) > MOST_NODES:
+                raise yaml.YAMLError(f"it stands for more than {MOST_NODES:,} values")
+        return root
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]  # before `<<` adds what it takes over
@@ -133,7 +147,7 @@ def validate(values: dict[str, Any], unknown: list[str] | None = None) -> Config
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        problems += [_describe(detail) for detail in error.errors()]
+        problems += [_describe(detail) for detail in error.errors()[:MOST_TOLD]]
     if problems:
         head = "" if len(problems) == 1 else f"{len(problems)} problems in the configuration:\n  "
         raise UserError(head + "\n  ".join(problems))
@@ -143,9 +157,12 @@ def validate(values: dict[str, Any], unknown: list[str] | None = None) -> Config
 def read_yaml(path: Path, missing: str) -> dict[str, Any]:
     """The sections of a YAML file; `UserError` with the place for anything else."""
     try:
+        refuse_large(path, MOST_BYTES)
         values = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys) or {}  # a SafeLoader
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(missing) from None
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     except (OSError, ValueError) as error:
@@ -193,6 +210,7 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def _unknown_key(key: str, known: list[str] = KNOWN) -> str:
+    key = foreign(key)
     same_leaf = [full for full in KEYS if full.split(".")[1] == key.split(".")[-1] and full in known]
     near = same_leaf or difflib.get_close_matches(key, known, 1, 0.5)
     return f"{key}: no such key" + (f"; nearest: {near[0]}" if near else "; --help lists all keys")
@@ -208,5 +226,5 @@ def _describe(detail: Any) -> str:
     if detail["type"] == "value_error":  # a cross-check of ours, which names the keys itself
         return f"{key}: {message}" if key else message
     value = detail["input"]
-    got = shown(value) if value is None or isinstance(value, bool) else repr(value)
+    got = shown(value) if value is None or isinstance(value, bool) else foreign(repr(value), 200)
     return f"{key}: {message[0].lower()}{message[1:]}; got {got}"

@@ -22,6 +22,11 @@ def foreign(value: Any, most: int = 60) -> str:
     """A value from a file that nobody vouches for, within a line: cut, escapes for what cannot be printed."""
     text = shown(value)
     text = text if len(text) <= most else f"{text[: most - 4]} ..."
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """With escapes for what cannot be printed, ends of lines among it."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -50,9 +50,9 @@ class Documents:
         refuse_short(meta.model_dump(include={"train", "val"}), config, context_length)
         self.train, self.val = (Part(folder, name, meta) for name in PARTS)
         self.T, self.bos, self.masked = context_length, meta.bos, bool(config.mask_documents)
-        self.fingerprint = meta.fingerprint
+        self.fingerprint, self.vocab_size = meta.fingerprint, meta.vocab_size
         symbols = mapped(folder / "train-symbols.bin", "int64")
-        if not symbols.size or symbols.min() < 0 or symbols.max() >= meta.vocab_size:
+        if not 0 < symbols.size <= meta.vocab_size or symbols.min() < 0 or symbols.max() >= meta.vocab_size:
             raise damaged(folder / "train-symbols.bin", f"no ids of {meta.vocab_size} tokens")
         self.symbols = torch.from_numpy(symbols.copy())
         self.description = " and ".join(

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import fsspec
 
 from configs import UserError
+from configs.files import LARGE
 from configs.schema import Data
 from data.corpora import files_of
 
@@ -199,7 +200,9 @@ def _json_lines(paths: list[str], column: str) -> Iterator[dict[str, Any]]:
     """One object a line: the builder `json` guesses types from the first rows, and rewrites texts by them."""
     for path in paths:
         with fsspec.open(path, "rb", compression="infer") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(partial(file.readline, LARGE), b""), 1):
+                if len(line) == LARGE:
+                    raise UserError(f"{path}, line {number:,}: {LARGE:,} bytes and no end; a line is a row")
                 if not line.strip():
                     continue
                 try:

@@ -9,6 +9,7 @@ from data.corpora import load_text
 from data.documents import Documents
 from data.mixture import Mixture, Source
 from data.preparation import prepared, prepared_text
+from data.store import damaged
 from data.synthetic import Backcopy, Repeats
 from data.tokenizers import Tokenizer, load_tokenizer, make_tokenizer, vocab_size_of
 
@@ -29,7 +30,9 @@ def load_source(config: Config, tokenizer: Tokenizer | None = None) -> Mixture:
         folder = prepared(data, T, tokenizer)
         tokenizer = load_tokenizer(folder / "tokenizer.json")
         refuse_other(tokenizer, data)
-        sources["hf"] = Documents(folder, data, T, seed)
+        sources["hf"] = documents = Documents(folder, data, T, seed)
+        if (documents.vocab_size, documents.bos) != (tokenizer.vocab_size, tokenizer.bos):
+            raise damaged(folder / "meta.json", "its vocab_size or bos is not that of tokenizer.json")
     texts = {name: load_text(name, data.path) for name in data.sources if name in WHOLE}
     tokenizer = tokenizer or make_tokenizer(data, list(texts.values()))
     for name, text in texts.items():

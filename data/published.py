@@ -12,6 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
 from configs import UserError
+from configs.files import LARGE, read_json, refuse_large
 from configs.gguf_file import read_gguf
 from configs.screen import foreign
 from data.bpe import BOS, MOST_TOKENS
@@ -163,7 +164,10 @@ def byte_level(
 
 def _of_folder(path: Path) -> tuple[Tokenizer, int, int | None, int | None]:
     names = ("tokenizer_config.json", "special_tokens_map.json", "config.json")
-    settings = {name: json.loads((path / name).read_bytes()) for name in names if (path / name).is_file()}
+    settings = {name: read_json(path / name) for name in names if (path / name).is_file()}
+    for name in ("tokenizer.json", "vocab.json", "merges.txt"):
+        if (path / name).is_file():
+            refuse_large(path / name, LARGE)
     tokenizer, vocab, merges = (str(path / name) for name in ("tokenizer.json", "vocab.json", "merges.txt"))
     if Path(tokenizer).is_file():
         served = _calm(lambda: Tokenizer.from_file(tokenizer))

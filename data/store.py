@@ -12,7 +12,9 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from configs import UserError
+from configs.files import SMALL, refuse_large
 from configs.schema import Data
+from data.bpe import MOST_TOKENS
 
 PARTS = ("train", "val")
 
@@ -20,9 +22,9 @@ PARTS = ("train", "val")
 class PartMeta(BaseModel):
     """What meta.json says of a part."""
 
-    tokens: int = Field(ge=0)
-    documents: int = Field(ge=0)
-    bytes: int = Field(ge=0)
+    tokens: int = Field(ge=0, le=2**48)
+    documents: int = Field(ge=0, le=2**48)
+    bytes: int = Field(ge=0, le=2**48)
     sha256: list[str]
 
 
@@ -30,7 +32,7 @@ class Meta(BaseModel):
     """What meta.json says, as far as it is read."""
 
     dtype: Literal["uint8", "uint16", "uint32"]
-    vocab_size: int = Field(ge=1)
+    vocab_size: int = Field(ge=1, le=MOST_TOKENS)
     bos: int | None
     fingerprint: str
     train: PartMeta
@@ -42,6 +44,7 @@ def read_meta(folder: Path) -> Meta:
     """meta.json. Raises `UserError` for a damaged one."""
     path = folder / "meta.json"
     try:
+        refuse_large(path, SMALL)
         meta = Meta.model_validate_json(path.read_text(encoding="utf-8"), strict=True)
         if not 0 <= (meta.bos or 0) < meta.vocab_size:
             raise ValueError(f"bos {meta.bos} in a vocabulary of {meta.vocab_size}")
@@ -115,6 +118,7 @@ def of_documents(count: int) -> str:
 def mapped(path: Path, dtype: str, length: int | None = None) -> np.ndarray:
     """The numbers of a file, of which there must be `length`, where it is given."""
     try:
+        refuse_large(path, None)
         numbers = np.asarray(np.memmap(path, dtype, "r"))
     except OSError as error:
         raise damaged(path, str(error.strerror)) from None

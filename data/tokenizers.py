@@ -1,6 +1,5 @@
 """Text to ids and back. BOS, where there is one, stands for no text; `symbols` are the ids that do."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from configs import UserError
+from configs.files import LARGE, read_json
 from configs.schema import Data as DataConfig
+from configs.screen import foreign
 from data.bpe import NAMED, BytePairTokenizer, from_json, named, train_bpe
 from data.corpora import split
 from data.published import PublishedTokenizer
@@ -118,10 +119,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises `UserError` for a file that no run wrote, and for a named encoding whose files are not at hand.
     """
     try:
-        return _from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        return _from_json(read_json(path, LARGE))
+    except (OSError, ValueError, TypeError, LookupError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else error
-        raise UserError(f"cannot read the tokenizer of {path.parent}: {reason}") from None
+        raise UserError(f"cannot read the tokenizer of {path.parent}: {foreign(str(reason), 200)}") from None
 
 
 def _from_json(saved: dict[str, Any]) -> Tokenizer:
@@ -139,6 +140,6 @@ def _from_json(saved: dict[str, Any]) -> Tokenizer:
     characters = saved["characters"]
     if kind != "char" or not isinstance(characters, str):
         raise ValueError(f"its kind is none of char, byte, bpe, hf, {', '.join(NAMED)}")
-    if len({*characters.encode().decode()}) < len(characters):  # encode: a lone surrogate is no character
-        raise ValueError("it has a character twice")
+    if not 0 < len({*characters.encode().decode()}) == len(characters):  # encode: no lone surrogates
+        raise ValueError("it has a character twice, or none")
     return CharTokenizer(characters, bos)

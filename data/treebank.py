@@ -9,9 +9,11 @@ from conllu.exceptions import ParseException
 from conllu.parser import parse_id_value, parse_int_value
 
 from configs import UserError
+from configs.files import refuse_large
 from configs.screen import foreign
 
 LONGEST_LINE = 100_000  # characters: a line holds one word
+MOST_BYTES = 2**28  # of a file, the largest treebanks have half
 
 
 class Word(NamedTuple):
@@ -54,6 +56,8 @@ def read_treebank(path: Path) -> list[Sentence]:
     Raises `UserError` for a file that is none or has no sentences; it names the first line that is wrong.
     """
     try:
+        if path.is_file():  # or a pipe
+            refuse_large(path, MOST_BYTES)
         lines = path.read_bytes().decode("utf-8-sig").split("\n")  # forms may hold other ends of lines
     except OSError as error:
         raise UserError(f"cannot read the treebank {path}: {error.strerror}") from None
@@ -86,6 +90,8 @@ def _row(path: Path, number: int, line: str) -> _Row:
     except (ParseException, ValueError):  # Python's own for thousands of digits
         got = f"id '{foreign(columns[0])}' or head '{foreign(columns[6])}'"
         raise UserError(f"{place}: {got} is no number as CoNLL-U has them") from None
+    if not columns[7].isprintable():
+        raise UserError(f"{place}: relation '{foreign(columns[7])}' has what cannot be printed")
     space = "" if "SpaceAfter=No" in columns[9].split("|") else " "
     return _Row(number, place, identity, columns[1], head, columns[7].partition(":")[0], space)
 

@@ -127,7 +127,7 @@ def refuse_other(
         raise UserError(f"it should have {model.n_layer:,} layers, and has {len(have)} tensors")
     family = family_of(model)
     lacking = [part for key, part in BIASES.items() if family is LLAMA and not config.get(key)]
-    ours, want = _imagined(model, vocab_size), dict[str, list[int]]()
+    ours, want = imagined(model, vocab_size), dict[str, list[int]]()
     for name, parts in _places(family, ours).items():
         if not (name.endswith(".bias") and any(part in name for part in lacking)):
             want[name] = [*_turned(name, torch.cat([ours[part] for part in parts])).shape]
@@ -197,7 +197,7 @@ def to_published(model: GPT) -> tuple[dict[str, Any], dict[str, Tensor]]:
     else:  # rope_theta by itself was for transformers before 5
         config |= {"rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta}}
         config |= {"model_type": "llama", "attention_dropout": 0.0} | dict.fromkeys(BIASES, c.bias)
-    wanted, tensors = _imagined(read_config(config)[0], vocab_size), {}
+    wanted, tensors = imagined(read_config(config)[0], vocab_size), {}
     for name, ours in _places(family, wanted).items():
         whole = torch.cat([_acting(model, one, wanted[one].shape) for one in ours])
         tensors[full(family, name)] = _turned(name, whole).contiguous()
@@ -232,10 +232,17 @@ def _places(family: Family, names: Iterable[str]) -> dict[str, list[str]]:
     return places
 
 
-def _imagined(model: ModelConfig, vocab_size: int) -> dict[str, Tensor]:
+def imagined(model: ModelConfig, vocab_size: int) -> dict[str, Tensor]:
     """Its parameters without memory; also without rotary tables, which on meta import half of torch."""
     with torch.device("meta"):
         return dict(GPT(model.model_copy(update={"rope_theta": None}), vocab_size).named_parameters())
+
+
+def refuse_long(model: ModelConfig) -> None:
+    """Raises `UserError` where its rotary tables, which no file holds, would take more than 2 GiB."""
+    size = 4 * model.n_layer * model.context_length * (model.d_head or 0) * bool(model.rope_theta)
+    if size > 2**31:
+        raise UserError(f"context_length {model.context_length:,} needs {size:,} bytes of rotary tables")
 
 
 def _acting(model: GPT, name: str, shape: torch.Size) -> Tensor:

@@ -1,25 +1,24 @@
 """Published models from a folder of Hugging Face's or a GGUF file: a tensor at a time, never unpickled."""
 
-import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
 from configs import UserError
 from configs.cli import validate
+from configs.files import read_json
 from configs.gguf_file import read_gguf
 from configs.schema import Model as ModelConfig
 from configs.screen import foreign, looks
-from model.interop import FAMILIES, fill, full, read_config, refuse_other
+from model.interop import FAMILIES, fill, full, read_config, refuse_long, refuse_other
+from model.tensors import Stored, open_tensors
 from model.transformer import GPT
 
 if TYPE_CHECKING:
@@ -27,13 +26,6 @@ if TYPE_CHECKING:
 
 GGUF_KEYS = {"attention.layer_norm_epsilon": "layer_norm_epsilon"}  # besides those that both families have
 GGUF_KEYS |= {"attention.sliding_window": "sliding_window", "expert_count": "num_local_experts"}
-
-
-class Stored(NamedTuple):
-    """A tensor that is still in its file."""
-
-    shape: list[int]
-    read: Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -56,6 +48,7 @@ class Published:
         if (asked := context_length or own) > own:
             raise UserError(f"context_length {asked:,} asked; the model has {own:,}")
         config = validate({"model": self.config.model_dump() | {"context_length": asked}}).model
+        refuse_long(config)
         model = GPT(config, self.vocab_size)
         self.fill(model)
         return model.eval()
@@ -94,12 +87,7 @@ def open_published(path: Path) -> Published:
 def _folder(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
     config, stored = _json(path / "config.json"), dict[str, Stored]()
     for name in _files(path):
-        try:
-            file = safe_open(path / name, "pt")
-            for key in file.keys():  # noqa: SIM118 (it is no dictionary)
-                stored[key] = Stored(file.get_slice(key).get_shape(), partial(file.get_tensor, key))
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot read {foreign(name)}: {foreign(str(error), 200)}") from None
+        stored |= open_tensors(path / name)
     return config, stored
 
 
@@ -113,7 +101,8 @@ def _files(path: Path) -> list[str]:
         raise UserError(f"there is no model.safetensors{told}")
     names = _json(path / "model.safetensors.index.json").get("weight_map")
     names = sorted({str(name) for name in names.values()}) if isinstance(names, dict) else []
-    odd = [name for name in names if Path(name).name != name or not (path / name).is_file()]
+    there = {file.name for file in path.iterdir() if file.is_file()}
+    odd = [name for name in names if name not in there]
     if odd or not names:
         raise UserError(f"model.safetensors.index.json must name files of its folder, not {foreign(odd)}")
     return names
@@ -121,9 +110,10 @@ def _files(path: Path) -> list[str]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path.name}: {error}") from None
+        values = read_json(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"cannot read {path.name}: {reason}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path.name} must hold keys with values")
     return values

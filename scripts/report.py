@@ -1,6 +1,5 @@
 """`python -m scripts.report RUN`: the page of a run, finished or not; of several with --compare."""
 
-import json
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -8,7 +7,8 @@ from typing import Any
 
 from configs import UserError
 from configs.cli import Parser, load_config
-from configs.files import replace_text
+from configs.files import LARGE, read_json, replace_text
+from configs.screen import foreign
 from scripts import serve, warn
 
 PARSER = Parser(prog="python -m scripts.report", description=__doc__, allow_abbrev=False)
@@ -35,11 +35,20 @@ def main(given: Namespace) -> None:
     compared = folders[0].parent / f"compare-{'-'.join(names)[:100]}.html"
     page = given.out or (compared if given.compare else given.run / "report.html")
     names = names if len({*names}) == len(names) else [str(folder) for folder in folders]
-    views = [gather(path, name, given.text, len(names)) for path, name in zip(folders, names, strict=True)]
+    try:
+        views = [gather(*one, given.text, len(names)) for one in zip(folders, names, strict=True)]
+        html = report.page(views)
+    except Exception as error:
+        evaluated = [str(path) for folder in folders if (path := folder / "heads.json").exists()]
+        if isinstance(error, UserError) or not evaluated:
+            raise
+        reason = foreign(f"{type(error).__name__}: {error}", 200)
+        told = "cannot be read; resuming the finished run makes it anew"
+        raise UserError(f"{' or '.join(evaluated)} {told} ({reason})") from None
     if given.png and not views[0]["probe"]["step"]:
         raise UserError(f"{given.run} was not probed (probe.every 0): --png has no heads to draw")
     try:
-        replace_text(page, report.page(views))
+        replace_text(page, html)
         print(page)
         if given.png:
             picture.draw(given.png, views[0])
@@ -58,11 +67,15 @@ def gather(folder: Path, name: str, texts: list[str], runs: int) -> dict[str, An
     config, records = load_config(folder), read_records(folder / "metrics.jsonl")
     if not records:
         raise UserError(f"{folder} has no records yet: there is nothing to show")
+    shape = [config.model.n_head] * config.model.n_layer
+    scores = [rows for r in records if r["kind"] == "attention" for rows in r["scores"].values()]
+    if any([*map(len, rows)] != shape for rows in scores):
+        raise UserError(f"{folder}/metrics.jsonl has scores of other layers and heads than the model has")
     path, known = folder / "heads.json", None
     try:
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        L, H = config.model.n_layer, config.model.n_head
-        if known and any(head["layer"] >= L or head["head"] >= H for head in known["heads"]):
+        known = read_json(path, LARGE) if path.exists() else None
+        L, H = range(config.model.n_layer), range(config.model.n_head)
+        if known and any(head["layer"] not in L or head["head"] not in H for head in known["heads"]):
             raise ValueError("it has heads that the model has not")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{path} cannot be read: {error}; resuming the finished run makes it anew") from None

@@ -13,6 +13,9 @@ from configs.cli import Parser, load_config
 from configs.seeds import seed_for
 from scripts import serve, warn
 
+# At a terminal these are commands, and a model or a tokenizer may be anyone's.
+CONTROLS = {i: f"\\x{i:02x}" for i in (*range(9), *range(11, 32), *range(127, 160))}
+
 
 def main(argv: list[str]) -> None:
     """Serve one command line."""
@@ -66,7 +69,7 @@ def sample(asked: Namespace) -> None:
     # The decoder holds back the bytes of a character until it is whole.
     began = time.perf_counter()
     for text in codecs.iterdecode((tokenizer.decode_bytes([i]) for i in ids), "utf-8", "replace"):
-        print(text, end="", flush=True)
+        print(text.translate(CONTROLS if sys.stdout.isatty() else {}), end="", flush=True)
     rate = asked.tokens / (time.perf_counter() - began)
     print(flush=True)
     if sys.stderr.isatty():

@@ -10,23 +10,32 @@ import json
 import platform
 import shutil
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import ConfigDict, StringConstraints, TypeAdapter
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from configs import UserError
-from configs.files import sha256_of, to_disk
+from configs.files import read_json, sha256_of, to_disk
 from configs.schema import Checkpoint as CheckpointConfig
+from configs.schema import Model as ModelConfig
+from configs.screen import foreign
+from model.interop import imagined, refuse_long
+from model.tensors import Stored, open_tensors
 from model.transformer import GPT
 from training import Stopped
 from training.devices import name_of
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 Optimizers = list[torch.optim.Optimizer]
+HexId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{8}$")]  # it becomes a part of names of files
+MOMENTS = {"AdamW": ["step", "exp_avg", "exp_avg_sq"], "Muon": ["momentum"]}
+SCALERS = [{*()}, {*torch.amp.GradScaler("cpu").state_dict()}]
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -44,16 +53,17 @@ def environment(device: torch.device) -> dict[str, Any]:
 class State:
     """Where a run stands; `best` is the lowest validation loss so far and its step."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
     step: int = 0
     tokens: int = 0
     skipped: int = 0  # steps without an update, because a gradient overflowed in fp16
-    scaler: dict[str, float] = field(default_factory=dict)  # what scales the loss in fp16
+    scaler: dict[str, int | float] = field(default_factory=dict)  # what scales the loss in fp16
     seconds: float = 0.0
     telemetry_seconds: float = 0.0
     best: tuple[float, int] | None = None
     alarms: list[dict[str, Any]] = field(default_factory=list)  # what the last probe found beyond limits
     fingerprint: str = ""  # of the data
-    wandb_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])  # under which the run is mirrored
+    wandb_id: HexId = field(default_factory=lambda: uuid.uuid4().hex[:8])  # under which the run is mirrored
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -143,16 +153,37 @@ def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State
         ways = "start afresh with --config and --run.overwrite true, or in another --run.dir"
         raise UserError(f"{error}; {ways}") from None
     load_weights(path, model)
-    parameters = dict(model.named_parameters())
-    state_of = {p: o.state[p] for o in optimizers for group in o.param_groups for p in group["params"]}
-    for moment, value in load_file(path / "optimizer.safetensors").items():
-        name, key = moment.rsplit("/", 1)
-        state_of[parameters[name]][key] = value.to(model.device)
-    saved = json.loads((path / "state.json").read_text())
-    then, now = saved.pop("environment"), environment(model.device)
-    changed = [f"{key} was {then[key]}, is {now[key]}" for key in now if then[key] != now[key]]
+    moments = open_tensors(path / "optimizer.safetensors")
+    names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
+    for optimizer in optimizers:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            keys = {f"{names[parameter]}/{key}": key for key in MOMENTS[type(optimizer).__name__]}
+            found = {key: moments.pop(name) for name, key in keys.items() if name in moments}
+            shapes = {key: [] if key == "step" else [*parameter.shape] for key in keys.values()}
+            if found and {key: stored.shape for key, stored in found.items()} != shapes:
+                raise UserError(f"{path}/optimizer.safetensors does not fit {names[parameter]}")
+            optimizer.state[parameter] |= {key: one.read().to(model.device) for key, one in found.items()}
+    if moments:
+        raise UserError(f"{path}/optimizer.safetensors has {foreign(min(moments))}, which is of no parameter")
+    state, then = load_state(path)
+    differs = {key: now for key, now in environment(model.device).items() if then.get(key) != now}
+    changed = [f"{key} was {foreign(then.get(key))}, is {now}" for key, now in differs.items()]
     faults += [f"the run will not continue bit for bit: {', '.join(changed)}"] if changed else []
-    return State(**saved), faults
+    return state, faults
+
+
+def load_state(path: Path) -> tuple[State, dict[str, Any]]:
+    """Where the run stood at an intact checkpoint, and its environment; `UserError` for what no run saves."""
+    try:
+        saved = read_json(path / "state.json")
+        then = saved.pop("environment")
+        state = TypeAdapter(State).validate_python(saved)
+        if path != path_of(path.parent, state.step) or state.scaler.keys() not in SCALERS:
+            raise ValueError(f"step {state.step:,} or what scales the loss does not fit")
+        return state, dict(then)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = foreign(" ".join(str(error).split()), 200)
+        raise UserError(f"{path}/state.json is none that a run saves: {reason}") from None
 
 
 def load_weights(path: Path, model: GPT, may_lack: tuple[str, ...] = ()) -> None:
@@ -160,28 +191,48 @@ def load_weights(path: Path, model: GPT, may_lack: tuple[str, ...] = ()) -> None
 
     Parameters whose names end as one of `may_lack` does may be missing, there or here: they stay as they are.
     """
-    parameters, saved = dict(model.named_parameters()), load_file(path / "model.safetensors")
-    want, have = ({name: t.shape for name, t in tensors.items()} for tensors in (parameters, saved))
-    differ = [name for name in {**want, **have} if want.get(name) != have.get(name)]
-    if wrong := [name for name in differ if not name.endswith(may_lack)]:
-        raise UserError(
-            f"{path} holds another model or vocabulary than config and data give: see {min(wrong)}"
-        )
+    parameters = dict(model.named_parameters())
+    saved = open_weights(path, {name: p.shape for name, p in parameters.items()}, may_lack)
     with torch.no_grad():
         for name in parameters.keys() & saved.keys():
-            parameters[name].copy_(saved[name])
+            value = saved[name].read()
+            if not (value.is_floating_point() and value.isfinite().all()):
+                raise UserError(f"{path}: {name} has what are no finite floats")
+            parameters[name].copy_(value)
+
+
+def refuse_other(path: Path, config: ModelConfig, vocab_size: int) -> None:
+    """Raises `UserError` for weights of another model, without memory for it: a config may promise any."""
+    if config.n_layer > len(open_tensors(path / "model.safetensors")):
+        raise UserError(f"{path} holds another model than config gives: {config.n_layer:,} layers")
+    refuse_long(config)
+    open_weights(path, {name: p.shape for name, p in imagined(config, vocab_size).items()})
+
+
+def open_weights(
+    path: Path, want: Mapping[str, Sequence[int]], may_lack: tuple[str, ...] = ()
+) -> dict[str, Stored]:
+    """The weights of an intact checkpoint, still in their file; `UserError` if they have other shapes."""
+    saved = open_tensors(path / "model.safetensors")
+    shapes = {name: [*shape] for name, shape in want.items()}
+    have = {name: stored.shape for name, stored in saved.items()}
+    differ = [name for name in {**shapes, **have} if shapes.get(name) != have.get(name)]
+    if wrong := [name for name in differ if not name.endswith(may_lack)]:
+        told = f"{path} holds another model or vocabulary than config and data give: see"
+        raise UserError(f"{told} {foreign(min(wrong))}")
+    return saved
 
 
 def _fault(path: Path) -> str | None:
     """What is wrong with a checkpoint, None if it is intact."""
     try:
-        sums = json.loads((path / "checksums.json").read_text())
+        sums = read_json(path / "checksums.json")
         wrong = [name for name in FILES if sha256_of(path / name) != sums[name]]
         return f"{wrong[0]} does not match its checksum" if wrong else None
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, LookupError, TypeError) as error:
-        return f"checksums.json is unreadable: {error}"
+        return f"checksums.json is unreadable: {foreign(str(error), 200)}"
 
 
 def _remove(path: Path) -> None:

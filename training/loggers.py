@@ -7,11 +7,36 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, create_model
 from tqdm import tqdm
 
 from configs import UserError
-from configs.files import replace_text
-from configs.screen import looks
+from configs.files import LARGE, refuse_large, replace_text
+from configs.screen import foreign, looks
+
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Losses(BaseModel):
+    model_config = STRICT
+    repeat_loss_1: float | None
+    repeat_loss_2: float | None
+
+
+class _Record(BaseModel):
+    model_config = STRICT
+    kind: str
+    step: int = Field(ge=0, le=10**12)
+
+
+NUMBER: Any = float | None
+SCORES: Any = dict[str, list[list[float | None]]]
+FORMS: dict[str, type[BaseModel]] = {  # what records must have to be drawn
+    "train": create_model("train", __base__=_Record, loss=float),
+    "eval": create_model("eval", __base__=_Record, loss=float, loss_sem=NUMBER, bits_per_byte=float),
+    "attention": create_model("attention", __base__=_Record, scores=SCORES, model=_Losses),
+    "end": create_model("end", __base__=_Record, seconds=float),
+}
 
 
 class JsonLines:
@@ -42,12 +67,23 @@ class JsonLines:
 
 def read_records(path: Path) -> list[dict[str, Any]]:
     """All records; a last line that a kill has torn is left out, another that is no record: `UserError`."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    if not path.exists():
+        return []
+    records: list[dict[str, Any]] = []
     try:
-        records = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [record for record in records if record["kind"] and record["step"] >= 0]
-    except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{path} has a line that is no record: {error}") from None
+        refuse_large(path, None)
+        with path.open("rb") as file:
+            for line in iter(partial(file.readline, LARGE), b""):
+                if line.endswith(b"\n") or len(line) == LARGE:
+                    record = json.loads(line)
+                    FORMS.get(record["kind"], _Record).model_validate(record)
+                    records.append(record)
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} has a line that is no record: {foreign(reason, 200)}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    return records
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """A run read back from its folder: for sampling, reports, and your own scripts (docs/python.md)."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from data.tokenizers import Tokenizer, load_tokenizer
 from model.layers import PRECISIONS
 from model.published import open_published
 from model.transformer import GPT
-from training.checkpoints import find_intact, load_weights, steps_in
+from training.checkpoints import find_intact, load_state, load_weights, refuse_other, steps_in
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,12 @@ def load_run(folder: str | Path, step: int | None = None) -> SavedRun:
     config = load_config(folder)
     path, faults = find_intact(folder / "checkpoints", step)
     tokenizer = load_tokenizer(folder / "tokenizer.json")
+    refuse_other(path, config.model, tokenizer.vocab_size)
     model = GPT(config.model, tokenizer.vocab_size)
     model.compute_in(PRECISIONS[config.train.precision])
     load_weights(path, model)
     step = int(path.name.removeprefix("step-"))
-    fingerprint = json.loads((path / "state.json").read_text())["fingerprint"]
+    fingerprint = load_state(path)[0].fingerprint
     return SavedRun(folder, config, tokenizer, model.eval(), step, faults, fingerprint)
 
 

@@ -90,7 +90,9 @@ def test_the_folder_holds_nothing_but_the_records(path):
 @pytest.mark.parametrize("line", ['{"kind": ', "[1, 2]", '{"kind": "train"}', '{"step": 1}', "null", "3"])
 def test_a_line_that_is_no_record_is_told_in_one_line(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
-    path.write_text(f'{{"kind": "train", "step": 1}}\n{line}\n{{"kind": "train", "step": 2}}\n')
+    path.write_text(
+        f'{{"kind": "train", "step": 1, "loss": 1}}\n{line}\n{{"kind": "end", "step": 2, "seconds": 1}}\n'
+    )
     with pytest.raises(UserError, match="no record") as caught:
         read_records(path)
     assert "\n" not in str(caught.value)
