@@ -5,6 +5,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from configs.cli import Parser, load_config
+from configs.screen import foreign
 from scripts import exits
 
 PARSER = Parser(prog="python -m scripts.replay", description=__doc__, allow_abbrev=False)
@@ -20,7 +21,7 @@ def main(given: Namespace) -> None:
     from training.failed import replay
 
     about, found = replay(given.run, given.precision)
-    print(f"{about['path']}: it stopped at {about['culprit']}\n")
+    print(f"{about['path']}: it stopped at {foreign(about['culprit'], 200)}\n")
     width = max(map(len, found))
     print(f"  {'in ' + about['precision']:{width}}  largest finite  not finite")
     for name, (largest, nonfinite) in found.items():

@@ -38,9 +38,9 @@ def main(given: Namespace) -> None:
     try:
         views = [gather(*one, given.text, len(names)) for one in zip(folders, names, strict=True)]
         html = report.page(views)
-    except Exception as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # what lacks, or is another kind
         evaluated = [str(path) for folder in folders if (path := folder / "heads.json").exists()]
-        if isinstance(error, UserError) or not evaluated:
+        if not evaluated:
             raise
         reason = foreign(f"{type(error).__name__}: {error}", 200)
         told = "cannot be read; resuming the finished run makes it anew"

@@ -186,8 +186,8 @@ def load_state(path: Path) -> tuple[State, dict[str, Any]]:
         raise UserError(f"{path}/state.json is none that a run saves: {reason}") from None
 
 
-def load_weights(path: Path, model: GPT, may_lack: tuple[str, ...] = ()) -> None:
-    """Fill the model from an intact checkpoint; `UserError` if it holds another model.
+def load_weights(path: Path, model: GPT, may_lack: tuple[str, ...] = (), finite: bool = True) -> None:
+    """Fill the model from an intact checkpoint; `UserError` for another model, or numbers that are not `finite`.
 
     Parameters whose names end as one of `may_lack` does may be missing, there or here: they stay as they are.
     """
@@ -196,7 +196,7 @@ def load_weights(path: Path, model: GPT, may_lack: tuple[str, ...] = ()) -> None
     with torch.no_grad():
         for name in parameters.keys() & saved.keys():
             value = saved[name].read()
-            if not (value.is_floating_point() and value.isfinite().all()):
+            if not value.is_floating_point() or (finite and not value.isfinite().all()):
                 raise UserError(f"{path}: {name} has what are no finite floats")
             parameters[name].copy_(value)
 

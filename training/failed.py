@@ -14,20 +14,21 @@ from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from configs import UserError
 from configs.cli import validate
-from configs.files import to_disk
+from configs.files import read_json, to_disk
 from configs.schema import Config
 from configs.seeds import seed_for
 from data.sources import IGNORED, Batch
 from data.tokenizers import load_tokenizer
 from model.layers import PRECISIONS
+from model.tensors import open_tensors
 from model.transformer import GPT
 from training import Stopped
-from training.checkpoints import load_weights, path_of, steps_in
+from training.checkpoints import load_weights, path_of, refuse_other, steps_in
 from training.devices import choose_device, to_device
 from training.guards import first_nonfinite, place, watched
 from training.step import micro_losses
@@ -89,18 +90,19 @@ def replay(folder: Path, precision: str | None) -> tuple[dict[str, Any], dict[st
         raise UserError(f"{folder} has no failed step: none of its steps met a number that was not finite")
     path = path_of(folder / "failed", steps[-1])
     try:
-        about = json.loads((path / "failed.json").read_text(encoding="utf-8"))
+        about = read_json(path / "failed.json")
         scale, step, c = float(about["loss_scale"]), int(about["step"]), validate(about["config"])
-        batch = Batch(**load_file(path / "batch.safetensors"))
+        batch = Batch(**{name: one.read() for name, one in open_tensors(path / "batch.safetensors").items()})
         ids = torch.cat([batch.inputs_BT.flatten(), batch.targets_BT[batch.targets_BT != IGNORED]])
         V, T = load_tokenizer(folder / "tokenizer.json").vocab_size, c.model.context_length
         kinds = {(part.shape, part.dtype) for part in batch if part is not None}
         alike = kinds == {((len(batch.inputs_BT), T), torch.int64)}
         if not (alike and ids.min() >= 0 and ids.max() < V):
             raise ValueError("its batch is none of this model")
+        refuse_other(path, c.model, V)
         model = GPT(c.model, V)
-        load_weights(path, model)
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
+        load_weights(path, model, finite=False)
+    except (UserError, OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{path} is damaged: {error}") from None
     found, first = dict[str, tuple[float, int]](), list[str]()
 
