@@ -187,7 +187,7 @@ def load_state(path: Path) -> tuple[State, dict[str, Any]]:
 
 
 def load_weights(path: Path, model: GPT, may_lack: tuple[str, ...] = (), finite: bool = True) -> None:
-    """Fill the model from an intact checkpoint; `UserError` for another model, or numbers that are not `finite`.
+    """Fill the model from an intact checkpoint; `UserError` for another model, or numbers not `finite`.
 
     Parameters whose names end as one of `may_lack` does may be missing, there or here: they stay as they are.
     """
