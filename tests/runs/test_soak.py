@@ -35,4 +35,4 @@ def test_memory_files_threads_and_the_time_of_a_step_stay_what_they_were(tmp_pat
     assert max(seen.service) <= seen.service[0] + 12
     assert max(seen.service_threads) <= seen.service_threads[0] + 4
     first, last = quarters(seen.cpu)  # of the processor: a wall clock would measure what else runs
-    assert last <= 1.5 * first
+    assert last <= 2 * first
