@@ -75,29 +75,29 @@ def main(request: Request) -> int:
             print(*plan.foresee(request.config), sep="\n")
             return 0
         run = build(request)
-        if not request.resume:
-            create(run.folder, to_yaml(run.config), json.dumps(run.source.tokenizer.to_json()))
-        elif not run.fresh:
+        if run.fresh:
+            create(run.folder, run.config, run.source.tokenizer)
+        else:
             resume(run)
-        replace_text(run.folder / "config.yaml", to_yaml(run.config))
+            replace_text(run.folder / "config.yaml", to_yaml(run.config))
         plan.announce(run.config, run.model, run.source, run.state.step, run.meter.ceiling, run.warnings)
         log = MirroredLog(run.folder, -1 if run.fresh else run.state.step, run.config, run.state.wandb_id)
         with log, enough_memory(run.state):
             with interruptible() as interrupted:
                 loop(run, log, interrupted)
-            if finished := run.state.step == run.config.train.steps:
+            if finished := run.state.step == run.config.train.steps and not interrupted():
                 conclude(run, log)
+    except KeyboardInterrupt:
+        finished = False
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (Stopped, OSError) as error:
         print(f"stopped: {error}", file=sys.stderr)
         return 1
-    if finished:
-        print(f"{run.folder} is complete: open {run.folder / 'report.html'}")
-        return 0
-    print(f"interrupted; go on with --resume {run.folder}")
-    return 130
+    complete = f"{run.folder} is complete: open {run.folder / 'report.html'}"
+    print(complete if finished else f"interrupted; go on with --resume {run.folder}")
+    return 0 if finished else 130
 
 
 def build(request: Request) -> Run:
@@ -109,7 +109,7 @@ def build(request: Request) -> Run:
     fresh = not request.resume or not has_begun(folder)
     origin = find_origin(config) if config.model.init_from and fresh else None
     theirs = origin.tokenizer if origin else None
-    source = load_source(config, load_tokenizer(folder / "tokenizer.json") if request.resume else theirs)
+    source = load_source(config, theirs if fresh else load_tokenizer(folder / "tokenizer.json"))
     seed, T = config.run.seed, config.model.context_length
     generator = torch.Generator().manual_seed(seed_for(seed, "init"))
     try:
@@ -123,8 +123,6 @@ def build(request: Request) -> Run:
     probes = make_probes(source, T, config.probe.sequences, seed) if config.probe.every else None
     meter = Meter(model.flops_per_token(), ceiling(device, dtype))
     state = checkpoints.State(fingerprint=source.fingerprint)
-    # Overwriting is meant once: who repeats this run from its config.yaml must not lose another.
-    config = config.model_copy(update={"run": config.run.model_copy(update={"overwrite": False})})
     return Run(config, folder, source, model, forward, optimizers, scaler, meter, probes, state, fresh, news)
 
 
@@ -218,8 +216,8 @@ def look(run: Run, log: MirroredLog, say: Callable[[str], None], interrupted: Ca
         state.alarms = alarms(record, c, state.step, state.alarms)
         log.alarm(state.step, state.alarms, say)
         state.telemetry_seconds += time.perf_counter() - started
-    log.flush()
     stopping = interrupted()
+    log.flush(durable=save or stopping)
     if save or stopping:
         if not (evaluates or probes) and (broken := nonfinite_parameters(run.model)):
             stop(run.folder, state.step, broken[0])
@@ -229,6 +227,7 @@ def look(run: Run, log: MirroredLog, say: Callable[[str], None], interrupted: Ca
     return stopping
 
 
+@interruptible(saved=True)
 def conclude(run: Run, log: MirroredLog) -> None:
     """`heads.json` and `report.html`: what the run has come to."""
     c, heads = run.config, None

@@ -83,8 +83,7 @@ def is_log_spaced(step: int) -> bool:
 
 def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None:
     """Write the checkpoint of `state.step`. Raises `Stopped` where the disk does not take it."""
-    for stale in folder.glob("tmp-*"):  # a kill in the middle of a save or a removal leaves these
-        shutil.rmtree(stale, ignore_errors=True)
+    _sweep(folder)
     temporary = folder / f"tmp-{state.step}"
     saved = asdict(state) | {"environment": environment(model.device)}
     names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
@@ -95,7 +94,8 @@ def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None
         for key, value in values.items()
     }
     try:
-        temporary.mkdir(parents=True)
+        folder.mkdir(exist_ok=True)  # not its parents: a run folder that is gone is not made anew
+        temporary.mkdir()
         save_file({name: p.detach() for p, name in names.items()}, temporary / "model.safetensors")
         save_file(moments, temporary / "optimizer.safetensors")
         (temporary / "state.json").write_text(json.dumps(saved, indent=1))
@@ -125,6 +125,8 @@ def prune(folder: Path, config: CheckpointConfig, best_step: int | None) -> None
 def find_intact(folder: Path, step: int | None = None) -> tuple[Path, list[str]]:
     """The checkpoint of `step`, or the newest that is whole; also says what is wrong with newer ones.
 
+    The last of these words says which is used in their place.
+
     Raises `UserError` where there is none.
     """
     faults, steps = list[str](), steps_in(folder)
@@ -135,7 +137,7 @@ def find_intact(folder: Path, step: int | None = None) -> tuple[Path, list[str]]
         path = path_of(folder, candidate)
         fault = _fault(path)
         if fault is None:
-            return path, faults
+            return path, [*faults[:-1], *(f"{last}; going back to {path.name}" for last in faults[-1:])]
         faults.append(f"{path} is damaged ({fault})")
     wanted = "" if step is None else f" of step {step}"
     raise UserError("; ".join([f"no intact checkpoint{wanted} in {folder}, which has {there}", *faults]))
@@ -152,6 +154,7 @@ def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State
     except UserError as error:
         ways = "start afresh with --config and --run.overwrite true, or in another --run.dir"
         raise UserError(f"{error}; {ways}") from None
+    _sweep(folder)
     load_weights(path, model)
     moments = open_tensors(path / "optimizer.safetensors")
     names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
@@ -225,14 +228,23 @@ def open_weights(
 
 def _fault(path: Path) -> str | None:
     """What is wrong with a checkpoint, None if it is intact."""
+    name = "checksums.json"
     try:
-        sums = read_json(path / "checksums.json")
-        wrong = [name for name in FILES if sha256_of(path / name) != sums[name]]
-        return f"{wrong[0]} does not match its checksum" if wrong else None
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
+        sums = read_json(path / name)
+        for name, expected in [(name, sums[name]) for name in FILES]:
+            if sha256_of(path / name) != expected:
+                return f"{name} does not match its checksum"
+    except FileNotFoundError:
+        return f"{name} is missing"
     except (OSError, ValueError, LookupError, TypeError) as error:
-        return f"checksums.json is unreadable: {foreign(str(error), 200)}"
+        return f"{name} is unreadable: {foreign(str(error), 200)}"
+    return None
+
+
+def _sweep(folder: Path) -> None:
+    """Delete what a kill in the middle of a save or a removal has left."""
+    for stale in folder.glob("tmp-*"):
+        shutil.rmtree(stale, ignore_errors=True)
 
 
 def _remove(path: Path) -> None:

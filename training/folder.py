@@ -1,10 +1,14 @@
 """The run folder: who may have it, how it begins."""
 
+import json
 import shutil
 from pathlib import Path
 
 from configs import UserError
+from configs.cli import to_yaml
 from configs.files import replace_text
+from configs.schema import Config
+from data.tokenizers import Tokenizer
 from training.checkpoints import steps_in
 from training.loggers import read_records
 
@@ -18,21 +22,25 @@ def refuse_used(folder: Path, overwrite: bool) -> None:
     if not nearest.is_dir():
         raise UserError(f"run.dir {folder} cannot be made: {nearest} is a file; choose another --run.dir")
     is_run = all((folder / name).exists() for name in ("config.yaml", "tokenizer.json"))
-    if folder.exists() and any(folder.iterdir()) and not is_run:
+    if folder.exists() and any(path.suffix != ".tmp" for path in folder.iterdir()) and not is_run:
         raise UserError(f"run.dir {folder} is not empty and not a run; choose another --run.dir")
     if is_run and not overwrite:
         ways = f"go on with --resume {folder}, choose another --run.dir, or --run.overwrite true to lose it"
         raise UserError(f"run.dir {folder} holds a run: {ways}")
 
 
-def create(folder: Path, config: str, tokenizer: str) -> None:
-    """Make or empty the folder; config and tokenizer come first, so that it is a run from then on."""
+def create(folder: Path, config: Config, tokenizer: Tokenizer) -> None:
+    """Make the folder, or empty that of a run to be overwritten, which it is until it is the new one."""
+    # Overwriting is meant once: who repeats this run from its config.yaml must not lose another.
+    once = config.model_copy(update={"run": config.run.model_copy(update={"overwrite": False})})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        replace_text(folder / "config.yaml", config)
-        replace_text(folder / "tokenizer.json", tokenizer)
+        # A kill may leave checkpoints that are damaged or gone, never one without its records.
+        for path in sorted(folder.iterdir()) if config.run.overwrite else ():
+            if path.name not in ("config.yaml", "tokenizer.json"):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        replace_text(folder / "config.yaml", to_yaml(once))
+        replace_text(folder / "tokenizer.json", json.dumps(tokenizer.to_json()))
     except OSError as error:
         raise UserError(f"cannot write to run.dir {folder}: {error.strerror}") from None
 

@@ -1,11 +1,11 @@
 """Stopping well: at the first number that is not finite, without memory, and when someone presses Ctrl-C."""
 
 import math
+import os
 import re
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -97,14 +97,22 @@ def enough_memory(state: State) -> Iterator[None]:
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether SIGINT or SIGTERM has come; a second one ends at once."""
+def interruptible(saved: bool = False) -> Iterator[Callable[[], bool]]:
+    """Yields a function that says whether SIGINT or SIGTERM has come; a second one, of either, ends at once.
+
+    Where all is `saved` already, the first raises `KeyboardInterrupt`.
+    """
     received = []
 
     def note(number: int, frame: Any) -> None:
         received.append(number)
-        print("\nending after this step, with a checkpoint; a second signal ends at once", file=sys.stderr)
-        signal.signal(number, signal.SIG_DFL)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+        when = "now; all is saved" if saved else "after this step, with a checkpoint"
+        with suppress(OSError):  # print fails inside of a print that it interrupts
+            os.write(2, f"\nending {when}; a second signal ends at once\n".encode())
+        if saved:
+            raise KeyboardInterrupt
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

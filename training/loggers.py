@@ -1,6 +1,7 @@
 """Records of a run. `metrics.jsonl` is the truth: one object a line, flushed as it happens."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +14,7 @@ from tqdm import tqdm
 from configs import UserError
 from configs.files import LARGE, refuse_large, replace_text
 from configs.screen import foreign, looks
+from training import Stopped
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -46,11 +48,29 @@ class JsonLines:
         if resume_from is not None:  # drop what will be written again, and the end of a run that is not over
             kept = [r for r in read_records(path) if r["step"] <= resume_from and r["kind"] != "end"]
             replace_text(path, "".join(json.dumps(record) + "\n" for record in kept))
-        self._file = path.open("a", buffering=1, encoding="utf-8")
+        self._path, self._file = path, path.open("ab", buffering=0)
 
     def write(self, kind: str, step: int, **fields: Any) -> None:
-        """One line. A number that is not finite would not be JSON: ValueError."""
-        self._file.write(json.dumps({"kind": kind, "step": step, **fields}, allow_nan=False) + "\n")
+        """One line. A number that is not finite would not be JSON: ValueError; a full disk: `Stopped`."""
+        line = json.dumps({"kind": kind, "step": step, **fields}, allow_nan=False).encode() + b"\n"
+        try:
+            while line:  # a disk that fills up takes a part, and says why with the next
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise Stopped(f"cannot write to {self._path}: {error.strerror}") from error
+
+    def flush(self, durable: bool = False) -> None:
+        """Raises `Stopped` where the file has gone; `durable`: also waits until all is on the disk."""
+        try:
+            there = os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except OSError:
+            there = False
+        if not there:
+            gone = f"{self._path} is not the file any more that the records go to"
+            ways = "a run folder that was moved goes on with --resume from its new place"
+            raise Stopped(f"{gone}: {ways}; one that was removed is lost")
+        if durable:
+            os.fsync(self._file.fileno())
 
     def alarm(self, step: int, alarms: list[dict[str, Any]], say: Callable[[str], None]) -> None:
         """A record of what a probe has found beyond limits, if anything; what is new is said."""

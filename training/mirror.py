@@ -60,8 +60,9 @@ class MirroredLog(JsonLines):
             with self._forgiving():
                 self._mirror({"kind": kind, "step": step, **fields})
 
-    def flush(self) -> None:
-        """End the row of this step, so that it is written down; nothing can be added to it."""
+    def flush(self, durable: bool = False) -> None:
+        """As `JsonLines` has it; and end the row of this step there: nothing can be added to it."""
+        super().flush(durable)
         if self._run is not None and self._row >= 0:
             with self._forgiving():
                 self._run.log({}, step=self._row, commit=True)
@@ -78,10 +79,12 @@ class MirroredLog(JsonLines):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close()
-        if self._run is not None:
-            with self._forgiving():
-                _end(self._run, exit_code=int(kind is not None))
+        try:
+            self.close()
+        finally:
+            if self._run is not None:
+                with self._forgiving():
+                    _end(self._run, exit_code=int(kind is not None))
 
     def _mirror(self, record: dict[str, Any]) -> None:
         run, step = self._run, record["step"]

@@ -22,7 +22,16 @@ from configs import UserError
 from configs.schema import Checkpoint, Model, Optimizer
 from model.transformer import GPT
 from training import Stopped, checkpoints
-from training.checkpoints import State, is_log_spaced, load_newest, path_of, prune, save, steps_in
+from training.checkpoints import (
+    State,
+    find_intact,
+    is_log_spaced,
+    load_newest,
+    path_of,
+    prune,
+    save,
+    steps_in,
+)
 from training.optimizers import make_optimizers
 
 ROOT = Path(__file__).parents[2]
@@ -141,7 +150,8 @@ def test_one_flipped_bit_anywhere_leads_back_to_the_checkpoint_before_with_a_wor
         assert weights(again) == weights(model)
         assert len(faults) == 1
         assert str(broken) in faults[0]
-        assert name == "checksums.json" or name in faults[0]
+        assert name == "checksums.json" or f"({name} does not match" in faults[0]
+        assert faults[0].endswith("; going back to step-00000001")
         assert "\n" not in faults[0]
 
     check()
@@ -171,7 +181,41 @@ def test_a_missing_cut_or_mixed_file_leads_back_to_the_checkpoint_before(two, na
     state, faults = load_newest(two, *make(seed=2))
     assert state.step == 1
     assert len(faults) == 1
-    assert str(path_of(two, 2)) in faults[0]
+    assert faults[0].startswith(f"{path_of(two, 2)} is damaged ({name} ") or damage is from_the_other
+    assert faults[0].endswith("; going back to step-00000001")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_cut_anywhere_is_found_out(two, name):
+    path = path_of(two, 2) / name
+    whole = path.read_bytes()
+    cuts = [*range(0, len(whole), max(1, len(whole) // 50)), len(whole) - 1]
+    for content in [*(whole[:cut] for cut in cuts), whole + b"\0", whole + whole, b"\0" * len(whole)]:
+        path.write_bytes(content)
+        found, faults = find_intact(two)
+        assert (found, len(faults)) == (path_of(two, 1), 1)
+        assert name == "checksums.json" or f"({name} does not match" in faults[0]
+
+
+def test_a_checkpoint_that_is_a_file_is_damaged(two):
+    shutil.rmtree(path_of(two, 2))
+    path_of(two, 2).touch()
+    assert find_intact(two)[0] == path_of(two, 1)
+
+
+def test_the_fault_of_each_that_is_passed_over_is_told_and_once_what_is_used(two):
+    save(two, *make(), State(step=3))
+    truncate(path_of(two, 3) / "state.json")
+    (path_of(two, 2) / "checksums.json").unlink()
+    assert find_intact(two)[1] == [
+        f"{path_of(two, 3)} is damaged (state.json does not match its checksum)",
+        f"{path_of(two, 2)} is damaged (checksums.json is missing); going back to step-00000001",
+    ]
+
+
+def test_what_else_lies_in_a_checkpoint_does_not_matter(two):
+    (path_of(two, 2) / "notes.md").write_text("the good one")
+    assert find_intact(two) == (path_of(two, 2), [])
 
 
 def test_where_nothing_is_intact_every_fault_is_told(two):
@@ -225,6 +269,12 @@ def stop_in(monkeypatch, what: str, error: BaseException) -> None:
     monkeypatch.setattr(owner, what, failing)
 
 
+def test_a_run_folder_that_is_gone_is_not_made_anew(tmp_path):
+    with pytest.raises(Stopped, match=r"step 3.*No such file"):
+        save(tmp_path / "gone" / "checkpoints", *make(), State(step=3))
+    assert [*tmp_path.iterdir()] == []
+
+
 STEPS_OF_SAVING = pytest.mark.parametrize("what", ["save_file", "write_text", "fsync", "rename"])
 
 
@@ -264,6 +314,7 @@ def test_a_kill_while_saving_leaves_the_earlier_ones_and_traces_that_are_swept(t
     assert steps_in(two) == [1, 2]
     state, faults = load_newest(two, *make())
     assert (state.step, faults) == (2, [])
+    assert contents(two) == before
     save(two, *make(), State(step=3))
     assert steps_in(two) == [1, 2, 3]
     assert sorted(path.name for path in two.iterdir()) == [f"step-0000000{step}" for step in (1, 2, 3)]

@@ -2,12 +2,14 @@
 
 import json
 import math
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import UserError
+from training import Stopped
 from training.loggers import JsonLines, read_records
 
 
@@ -51,6 +53,62 @@ def test_a_last_line_torn_anywhere_is_left_out(path):
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
         assert read_records(path) == records[: whole[:length].count(b"\n")]
+
+
+def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_whole_lines(path, monkeypatch):
+    class Slow:
+        def write(self, content):
+            return file.write(content[:7])
+
+    log = JsonLines(path)
+    file = log._file
+    monkeypatch.setattr(log, "_file", Slow())
+    log.write("train", 1, text="a" * 100)
+    log.write("train", 2, text="b")
+    assert [record["text"] for record in read_records(path)] == ["a" * 100, "b"]
+    file.close()
+
+
+def test_a_disk_that_is_full_is_told_with_the_name_of_the_file(path):
+    log = JsonLines(path)
+    with open("/dev/full", "ab", buffering=0) as full:
+        os.dup2(full.fileno(), log._file.fileno())
+    with pytest.raises(Stopped, match=r"cannot write to .*metrics\.jsonl: No space left on device"):
+        log.write("train", 1)
+    log.close()  # nothing is left that would not fit once more
+
+
+def removed(path):
+    path.unlink()
+
+
+def moved(path):
+    path.rename(path.with_name("other"))
+
+
+def replaced(path):
+    path.rename(path.with_name("other"))
+    path.write_text("")
+
+
+@pytest.mark.parametrize("act", [removed, moved, replaced])
+def test_a_file_that_has_gone_is_noticed(path, act):
+    log = JsonLines(path)
+    log.flush()
+    act(path)
+    with pytest.raises(Stopped, match=r"metrics\.jsonl"):
+        log.flush()
+    log.close()
+
+
+def test_a_file_that_was_only_touched_or_linked_has_not_gone(path):
+    log = JsonLines(path)
+    path.touch()
+    path.with_name("link").symlink_to(path)
+    path.rename(path.with_name("moved"))
+    path.symlink_to(path.with_name("moved"))  # as where a folder goes to another disk and a link stays
+    log.flush()
+    log.close()
 
 
 def test_without_a_file_there_are_no_records(path):
