@@ -36,7 +36,7 @@ from model.transformer import GPT
 from training import Stopped, checkpoints, plan
 from training.devices import choose_device, compiled, to_device
 from training.evaluation import evaluate
-from training.folder import create, has_begun, refuse_used
+from training.folder import create, has_begun, owned
 from training.guards import enough_memory, first_nonfinite, interruptible, nonfinite_parameters
 from training.loggers import progress, read_records
 from training.mirror import MirroredLog
@@ -72,19 +72,21 @@ def main(request: Request) -> int:
         if request.dry_run:
             print(*plan.foresee(request.config), sep="\n")
             return 0
-        run = build(request)
-        if not request.resume:
-            create(run.folder, to_yaml(run.config), json.dumps(run.source.tokenizer.to_json()))
-        elif not run.fresh:
-            resume(run)
-        replace_text(run.folder / "config.yaml", to_yaml(run.config))
-        plan.announce(run.config, run.model, run.source, run.state.step, run.meter.ceiling, run.warnings)
-        log = MirroredLog(run.folder, -1 if run.fresh else run.state.step, run.config, run.state.wandb_id)
-        with log, enough_memory(run.state):
-            with interruptible() as interrupted:
-                loop(run, log, interrupted)
-            if finished := run.state.step == run.config.train.steps:
-                conclude(run, log)
+        overwrite = None if request.resume else request.config.run.overwrite
+        with owned(Path(request.config.run.dir), overwrite):
+            run = build(request)
+            if not request.resume:
+                create(run.folder, to_yaml(run.config), json.dumps(run.source.tokenizer.to_json()))
+            elif not run.fresh:
+                resume(run)
+            replace_text(run.folder / "config.yaml", to_yaml(run.config))
+            plan.announce(run.config, run.model, run.source, run.state.step, run.meter.ceiling, run.warnings)
+            log = MirroredLog(run.folder, -1 if run.fresh else run.state.step, run.config, run.state.wandb_id)
+            with log, enough_memory(run.state):
+                with interruptible() as interrupted:
+                    loop(run, log, interrupted)
+                if finished := run.state.step == run.config.train.steps:
+                    conclude(run, log)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -101,8 +103,6 @@ def main(request: Request) -> int:
 def build(request: Request) -> Run:
     """Make everything and check everything; the run folder is not touched."""
     config, folder = request.config, Path(request.config.run.dir)
-    if not request.resume:
-        refuse_used(folder, config.run.overwrite)
     device, dtype = choose_device(config.run.device), PRECISIONS[config.train.precision]
     fresh = not request.resume or not has_begun(folder)
     origin = find_origin(config) if config.model.init_from and fresh else None

@@ -1,16 +1,56 @@
-"""Files as they are on the disk: replaced in one move, flushed, compared."""
+"""Files as they are on the disk: held by one process, replaced in one move, flushed, compared."""
 
+import fcntl
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def held(path: Path) -> Iterator[BinaryIO]:
+    """An empty file at `path` that is ours alone; it is gone afterwards.
+
+    The kernel lets go of it when a process ends, however, so what a killed one has left can be taken.
+    Raises BlockingIOError, with what that one wrote, where somebody holds it.
+    """
+    with path.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise BlockingIOError(file.read().decode(errors="replace")) from None
+        if not _is_at(path, file):  # since we opened it, somebody has held it and let go of it
+            raise BlockingIOError("")
+        file.truncate(0)
+        try:
+            yield file
+        finally:
+            if _is_at(path, file):
+                path.unlink()
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file so that it holds the old text or the new one, whatever happens."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    to_disk(temporary)
-    temporary.replace(path)
+    """As `replace_bytes`, in UTF-8."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that it is the old one or the new one, whatever happens and whoever else writes it."""
+    for number in count():
+        temporary = path.with_name(f"{path.name}.{number}.tmp")
+        try:
+            with held(temporary) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                temporary.replace(path)
+                return
+        except BlockingIOError:  # another process writes this file just now
+            continue
 
 
 def to_disk(path: Path) -> None:
@@ -26,3 +66,7 @@ def sha256_of(path: Path) -> str:
     """Of what the file holds, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    return path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno()))
