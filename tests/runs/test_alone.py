@@ -207,6 +207,28 @@ def test_what_a_killed_writer_leaves_is_used_by_the_next_and_gone(tmp_path):
     assert (os.listdir(tmp_path), path.read_text()) == (["heads.json"], "whole")
 
 
+def test_of_what_a_killed_writer_left_nothing_stays_in_a_shorter_text(tmp_path):
+    (tmp_path / "heads.json.0.tmp").write_text("much more than the next one writes")
+    replace_text(tmp_path / "heads.json", "short")
+    assert (os.listdir(tmp_path), (tmp_path / "heads.json").read_text()) == (["heads.json"], "short")
+
+
+def test_a_writer_that_comes_to_hold_what_another_has_just_finished_takes_a_file_of_its_own(
+    tmp_path, monkeypatch
+):
+    path, lock, come = tmp_path / "heads.json", files.fcntl.flock, []
+
+    def late(file, how) -> None:
+        if not come:
+            Path(file.name).replace(path)
+        come.append(file.name)
+        lock(file, how)
+
+    monkeypatch.setattr(files.fcntl, "flock", late)
+    replace_text(path, "ours")
+    assert (os.listdir(tmp_path), path.read_text(), len(come)) == (["heads.json"], "ours", 2)
+
+
 def test_a_write_that_fails_leaves_the_old_text_alone(tmp_path, monkeypatch):
     path = tmp_path / "heads.json"
     replace_text(path, "old")
