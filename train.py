@@ -38,7 +38,7 @@ from training import Stopped, checkpoints, plan
 from training.devices import choose_device, compiled, to_device
 from training.evaluation import evaluate
 from training.failed import keep, stop, stop_evaluating
-from training.folder import create, has_begun, refuse_used
+from training.folder import create, has_begun, owned
 from training.guards import enough_memory, first_nonfinite, interruptible, nonfinite_parameters
 from training.loggers import progress, read_records
 from training.mirror import MirroredLog
@@ -74,19 +74,21 @@ def main(request: Request) -> int:
         if request.dry_run:
             print(*plan.foresee(request.config), sep="\n")
             return 0
-        run = build(request)
-        if run.fresh:
-            create(run.folder, run.config, run.source.tokenizer)
-        else:
-            resume(run)
-            replace_text(run.folder / "config.yaml", to_yaml(run.config))
-        plan.announce(run.config, run.model, run.source, run.state.step, run.meter.ceiling, run.warnings)
-        log = MirroredLog(run.folder, -1 if run.fresh else run.state.step, run.config, run.state.wandb_id)
-        with log, enough_memory(run.state):
-            with interruptible() as interrupted:
-                loop(run, log, interrupted)
-            if finished := run.state.step == run.config.train.steps and not interrupted():
-                conclude(run, log)
+        overwrite = None if request.resume else request.config.run.overwrite
+        with owned(Path(request.config.run.dir), overwrite):
+            run = build(request)
+            if run.fresh:
+                create(run.folder, run.config, run.source.tokenizer)
+            else:
+                resume(run)
+                replace_text(run.folder / "config.yaml", to_yaml(run.config))
+            plan.announce(run.config, run.model, run.source, run.state.step, run.meter.ceiling, run.warnings)
+            log = MirroredLog(run.folder, -1 if run.fresh else run.state.step, run.config, run.state.wandb_id)
+            with log, enough_memory(run.state):
+                with interruptible() as interrupted:
+                    loop(run, log, interrupted)
+                if finished := run.state.step == run.config.train.steps and not interrupted():
+                    conclude(run, log)
     except KeyboardInterrupt:
         finished = False
     except UserError as error:
@@ -103,8 +105,6 @@ def main(request: Request) -> int:
 def build(request: Request) -> Run:
     """Make everything and check everything; the run folder is not touched."""
     config, folder = request.config, Path(request.config.run.dir)
-    if not request.resume:
-        refuse_used(folder, config.run.overwrite)
     device, dtype = choose_device(config.run.device), PRECISIONS[config.train.precision]
     fresh = not request.resume or not has_begun(folder)
     origin = find_origin(config) if config.model.init_from and fresh else None

@@ -3,6 +3,7 @@
 A published model has no steps: the grid of its heads by label, and where each kind is.
 """
 
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib
@@ -12,6 +13,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 
 from analysis.view import KINDS, View, colour_of
+from configs.files import replace_bytes
 
 SHOWN = ("induction", "previous", "sink")
 GREY, PALE = "#555555", "#f4f4f4"
@@ -35,9 +37,10 @@ def draw(path: Path, view: View) -> None:
         axes.imshow(scores_LH, LinearSegmentedColormap.from_list(kind, [PALE, colour]), vmin=0, vmax=1)
         _name(axes, label, colour)
     maps[0].set(ylabel="layer")
-    form = "svg" if path.suffix.lower() == ".svg" else "png"
+    drawn, form = BytesIO(), "svg" if path.suffix.lower() == ".svg" else "png"
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # text that can be read and searched
-        figure.savefig(path, format=form)
+        figure.savefig(drawn, format=form)
+    replace_bytes(path, drawn.getvalue())
 
 
 def _draw_labels(axes: Axes, view: View) -> None:

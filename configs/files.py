@@ -1,21 +1,60 @@
-"""Files as they are on the disk: replaced in one move, flushed, compared, read within bounds."""
+"""Files as they are on the disk: held by one process, replaced in one move, compared, read within bounds."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 SMALL, LARGE = 2**22, 2**26  # bytes of a file that describes something, and of one with a list in it
 
 
+@contextmanager
+def held(path: Path) -> Iterator[BinaryIO]:
+    """An empty file at `path` that is ours alone; it is gone afterwards.
+
+    The kernel lets go of it when a process ends, however, so what a killed one has left can be taken.
+    Raises BlockingIOError, with what that one wrote, where somebody holds it.
+    """
+    with path.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise BlockingIOError(file.read().decode(errors="replace")) from None
+        if not _is_at(path, file):  # since we opened it, somebody has held it and let go of it
+            raise BlockingIOError("")
+        file.truncate(0)
+        try:
+            yield file
+        finally:
+            if _is_at(path, file):
+                path.unlink()
+
+
 def replace_text(path: Path, text: str) -> None:
-    """Write a file so that it holds the old text or the new one, whatever happens."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    to_disk(temporary)
-    temporary.replace(path)
+    """As `replace_bytes`, in UTF-8."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that it is the old one or the new one, whatever happens and whoever else writes it."""
+    for number in count():
+        temporary = path.with_name(f"{path.name}.{number}.tmp")
+        try:
+            with held(temporary) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                temporary.replace(path)
+                return
+        except BlockingIOError:  # another process writes this file just now
+            continue
 
 
 def to_disk(path: Path) -> None:
@@ -59,3 +98,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError("a key stands twice")
     return found
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    return path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno()))

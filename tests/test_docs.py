@@ -78,3 +78,13 @@ def test_the_pieces_of_the_python_page_run_one_after_another(tmp_path):
     assert lines[0].startswith("2 4 ")
     assert len([line for line in lines if " looks at " in line]) == 3
     assert done.stdout.count("KING") == 1
+
+
+def test_each_fault_of_the_list_is_held_by_tests_that_exist():
+    entries = re.split(r"^- ", (ROOT / "docs" / "faults.md").read_text(), flags=re.MULTILINE)[1:]
+    assert len(entries) > 40
+    for entry in entries:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", entry)
+        assert named, entry
+        missing = [name for path, name in named if f"\ndef {name}(" not in (ROOT / path).read_text()]
+        assert missing == []

@@ -3,6 +3,7 @@
 What goes wrong there never ends a run: one warning, and metrics.jsonl goes on. Every wait has a bound.
 """
 
+import math
 import os
 import shutil
 import sys
@@ -10,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, Self
 
 from tqdm import tqdm
@@ -28,6 +30,34 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+class Watch(Thread):
+    """Kills wandb's service where a call to it (`with watch:`) does not come back: then it raises.
+
+    A service that stands still, stopped or starved, is waited for without end by wandb itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.left = math.inf  # seconds, but for those in which this process stood still as well
+        self.over = Event()
+
+    def run(self) -> None:
+        """Look once a second until it is over."""
+        service = None
+        while not self.over.wait(1):
+            with suppress(AttributeError, KeyError):  # there is none yet, or not any more
+                service = sys.modules["wandb"].sdk.wandb_setup._singleton._connection._proc._process
+            self.left -= 1
+            if self.left < 0 and service:
+                service.kill()
+
+    def __enter__(self) -> None:
+        self.left = SETTINGS["init_timeout"] + SETTINGS["finish_timeout"]
+
+    def __exit__(self, *_: object) -> None:
+        self.left = math.inf
+
+
 class MirroredLog(JsonLines):
     """Writes each record to metrics.jsonl and then to Weights & Biases, as `log.wandb` wants it.
 
@@ -39,15 +69,18 @@ class MirroredLog(JsonLines):
         super().__init__(folder / "metrics.jsonl", resume_from)
         self._config = config
         self._run: Any = None
+        self._watch = Watch()
         self._row, self._probed = -1, -1  # steps of the row that is open and of the last probe
         if resume_from < 0:  # a start that was killed before its first checkpoint may have left one
             shutil.rmtree(folder / "wandb", ignore_errors=True)
         if config.log.wandb == "disabled":
             return
+        self._watch.start()
         with self._forgiving(), _overruling(config):
             self._run = _open(folder, config, run_id)
             for record in read_records(folder / "metrics.jsonl") if self._run else ():
-                self._mirror(record)
+                with self._watch:  # each has its time
+                    self._mirror(record)
             self.flush()
             for old in (folder / "wandb").glob(f"*run-*-{run_id}*") if self._run else ():
                 if old.name != Path(self._run.sync_dir).name:
@@ -85,6 +118,7 @@ class MirroredLog(JsonLines):
             if self._run is not None:
                 with self._forgiving():
                     _end(self._run, exit_code=int(kind is not None))
+            self._watch.over.set()
 
     def _mirror(self, record: dict[str, Any]) -> None:
         run, step = self._run, record["step"]
@@ -118,14 +152,15 @@ class MirroredLog(JsonLines):
 
     @contextmanager
     def _forgiving(self) -> Iterator[None]:
-        try:
-            yield
-        except (Exception, SystemExit) as error:  # wandb may exit where its service has died
-            run, self._run = self._run, None
-            rest = "" if run is None else f"; for what it got so far: wandb sync {run.sync_dir}"
-            _warn(f"{_line(error)}; metrics.jsonl has everything{rest}")
-            with suppress(Exception, SystemExit):
-                _end(run, exit_code=1)
+        with self._watch:
+            try:
+                yield
+            except (Exception, SystemExit) as error:  # wandb may exit where its service has died
+                run, self._run = self._run, None
+                rest = "" if run is None else f"; for what it got so far: wandb sync {run.sync_dir}"
+                _warn(f"{_line(error)}; metrics.jsonl has everything{rest}")
+                with suppress(Exception, SystemExit):
+                    _end(run, exit_code=1)
 
 
 def log_evaluation(
@@ -133,9 +168,10 @@ def log_evaluation(
 ) -> None:
     """A run of its own there, below `folder`, with the table of the heads and the picture."""
     config = config.model_copy(update={"log": config.log.model_copy(update={"wandb": mode})})
-    run = None
+    run, watch = None, Watch()
+    watch.start()
     try:
-        with _overruling(config):
+        with watch, _overruling(config):
             if run := _open(folder, config, uuid.uuid4().hex[:8]):
                 from wandb import Image
 
@@ -146,6 +182,8 @@ def log_evaluation(
         _warn(f"{_line(error)}; {folder} has everything")
         with suppress(Exception, SystemExit):
             _end(run, exit_code=1)
+    finally:
+        watch.over.set()
 
 
 def _show_heads(run: Any, rows: list[dict[str, Any]]) -> None:

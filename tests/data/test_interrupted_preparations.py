@@ -167,6 +167,24 @@ def test_a_process_waits_for_the_one_that_prepares_and_takes_over_from_the_dead(
     assert os.listdir(cache) == [temporary.name.removeprefix("tmp-")]
 
 
+@pytest.mark.slow
+def test_when_the_one_that_prepares_is_killed_those_that_wait_finish_it(tmp_path):
+    path, cache = jsonl(tmp_path / "a.jsonl", texts(8_000)), tmp_path / "cache"
+    whole = contents(finish(start(path, tmp_path / "whole")))
+    first = start(path, cache)
+    while not written(cache):
+        assert first.poll() is None
+    others = [start(path, cache) for _ in range(2)]
+    first.send_signal(signal.SIGSTOP)  # so that it has not ended before they come
+    for other in others:
+        assert "waiting for the process" in other.stderr.readline()
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    folders = {finish(other) for other in others}
+    assert [contents(folder) for folder in folders] == [whole]
+    assert os.listdir(cache) == [path.name for path in folders]
+
+
 # Memory
 
 

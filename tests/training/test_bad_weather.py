@@ -166,6 +166,47 @@ def test_when_the_service_of_wandb_dies_the_records_go_on_after_one_warning(tmp_
     assert steps_in_records(tmp_path / "run") == list(range(13))
 
 
+FROZEN = """
+import os, signal, sys, time
+from pathlib import Path
+from tests.training.test_mirror import log_of, write
+from training import mirror
+records = int(sys.argv[3])
+with log_of(Path(sys.argv[1]), steps=10**6) as log:
+    write(log, 0, 4)
+    (service,) = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    os.kill(int(service), signal.SIGSTOP)
+    mirror.SETTINGS |= {"init_timeout": 1, "finish_timeout": 1} if sys.argv[2] == "1 s" else {}
+    for step in range(5, 5 + records):
+        began = time.monotonic()
+        log.write("train", step, text="x" * 1_000, loss=1 / step)
+        log.flush()
+        if time.monotonic() - began > 1:
+            print(f"waited in step {step}")
+print(len(Path(sys.argv[1], "metrics.jsonl").read_text().splitlines()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the service is found in /proc")
+@pytest.mark.parametrize("records", [8, 20_000], ids=["at the end", "while it is told"])
+@pytest.mark.parametrize("limits", ["1 s", pytest.param("as they are", marks=pytest.mark.slow)])
+def test_a_service_that_stands_still_holds_a_run_up_once_and_no_longer_than_20_seconds(
+    records, limits, tmp_path
+):
+    """It is stopped. The end waits for it; so does a record once what lies between them is full."""
+    command = [sys.executable, "-c", FROZEN, str(tmp_path / "run"), limits, str(records)]
+    began = time.monotonic()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert time.monotonic() - began < 30
+    assert done.returncode == 0
+    *waits, lines = done.stdout.splitlines()
+    assert len(waits) == (records == 20_000)
+    assert int(lines) == 4 + 2 + 1 + records
+    assert done.stderr.startswith("warning: Weights & Biases: ")
+    assert done.stderr.count("\n") == 1
+    assert "wandb sync" in done.stderr
+
+
 def test_an_error_of_the_loop_passes_through_and_leaves_a_complete_row_for_each_step(tmp_path):
     log = log_of(tmp_path / "run")
 
