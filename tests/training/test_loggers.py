@@ -63,8 +63,9 @@ def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_whole_lines(path, monkeypa
     log = JsonLines(path)
     file = log._file
     monkeypatch.setattr(log, "_file", Slow())
-    log.write("train", 1, text="a" * 100)
-    log.write("train", 2, text="b")
+    log.write("note", 1, text="a" * 100)
+    log.write("note", 2, text="b")
+    file.close()
     assert [record["text"] for record in read_records(path)] == ["a" * 100, "b"]
     file.close()
 
