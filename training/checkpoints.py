@@ -20,10 +20,12 @@ from safetensors.torch import load_file, save_file
 
 from configs import UserError
 from configs.files import sha256_of, to_disk
+from configs.ranks import is_first, processes
 from configs.schema import Checkpoint as CheckpointConfig
 from model.transformer import GPT
 from training import Stopped
 from training.devices import name_of
+from training.distributed import collected, part_of
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 Optimizers = list[torch.optim.Optimizer]
@@ -35,6 +37,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": name_of(device),
         "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "threads": torch.get_num_threads(),
+        "ranks": processes(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
@@ -71,21 +74,27 @@ def is_log_spaced(step: int) -> bool:
 
 
 def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None:
-    """Write the checkpoint of `state.step`. Raises `Stopped` where the disk does not take it."""
-    for stale in folder.glob("tmp-*"):  # a kill in the middle of a save or a removal leaves these
-        shutil.rmtree(stale, ignore_errors=True)
-    temporary = folder / f"tmp-{state.step}"
-    saved = asdict(state) | {"environment": environment(model.device)}
+    """Write the checkpoint of `state.step`. Raises `Stopped` where the disk does not take it.
+
+    Where ranks share the model all call it together, and the first writes.
+    """
     names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
+    weights = {name: collected(p.detach()) for p, name in names.items()}
     moments = {
-        f"{names[parameter]}/{key}": value
+        f"{names[parameter]}/{key}": collected(value)
         for optimizer in optimizers
         for parameter, values in optimizer.state.items()
         for key, value in values.items()
     }
+    if not is_first():
+        return
+    for stale in folder.glob("tmp-*"):  # a kill in the middle of a save or a removal leaves these
+        shutil.rmtree(stale, ignore_errors=True)
+    temporary = folder / f"tmp-{state.step}"
+    saved = asdict(state) | {"environment": environment(model.device)}
     try:
         temporary.mkdir(parents=True)
-        save_file({name: p.detach() for p, name in names.items()}, temporary / "model.safetensors")
+        save_file(weights, temporary / "model.safetensors")
         save_file(moments, temporary / "optimizer.safetensors")
         (temporary / "state.json").write_text(json.dumps(saved, indent=1))
         sums = {name: sha256_of(temporary / name) for name in FILES}
@@ -146,9 +155,11 @@ def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State
     state_of = {p: o.state[p] for o in optimizers for group in o.param_groups for p in group["params"]}
     for moment, value in load_file(path / "optimizer.safetensors").items():
         name, key = moment.rsplit("/", 1)
-        state_of[parameters[name]][key] = value.to(model.device)
+        parameter, value = parameters[name], value.to(model.device)
+        state_of[parameter][key] = part_of(value, parameter) if value.dim() else value
     saved = json.loads((path / "state.json").read_text())
     then, now = saved.pop("environment"), environment(model.device)
+    then.setdefault("ranks", 1)  # what was saved before runs could have several
     changed = [f"{key} was {then[key]}, is {now[key]}" for key in now if then[key] != now[key]]
     faults += [f"the run will not continue bit for bit: {', '.join(changed)}"] if changed else []
     return State(**saved), faults
@@ -168,7 +179,7 @@ def load_weights(path: Path, model: GPT, may_lack: tuple[str, ...] = ()) -> None
         )
     with torch.no_grad():
         for name in parameters.keys() & saved.keys():
-            parameters[name].copy_(saved[name])
+            parameters[name].copy_(part_of(saved[name].to(model.device), parameters[name]))
 
 
 def _fault(path: Path) -> str | None:

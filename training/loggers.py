@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tqdm import tqdm
 
@@ -27,9 +27,21 @@ class JsonLines:
         """One line. A number that is not finite would not be JSON: ValueError."""
         self._file.write(json.dumps({"kind": kind, "step": step, **fields}, allow_nan=False) + "\n")
 
+    def flush(self) -> None:
+        """Nothing is left to do: each line is in the file."""
+
+    def heads(self, rows: list[dict[str, Any]]) -> None:
+        """Nothing: heads.json has them."""
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close()
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
