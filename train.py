@@ -17,11 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from analysis import conclusion
+from analysis.conclusion import conclude
 from analysis.probes import Probes, make_probes, measure, summary
 from configs import UserError
 from configs.files import replace_text
@@ -37,8 +37,8 @@ from training import Stopped, checkpoints, distributed, plan
 from training.devices import choose_device, to_device
 from training.evaluation import evaluate
 from training.folder import create, has_begun, refuse_used
-from training.guards import enough_memory, first_nonfinite, interruptible, nonfinite_parameters
-from training.loggers import JsonLines, progress, read_records
+from training.guards import enough_memory, first_nonfinite, interruptible, nonfinite_parameters, stop
+from training.loggers import JsonLines, progress
 from training.mirror import MirroredLog
 from training.optimizers import make_optimizers
 from training.origin import find_origin
@@ -104,7 +104,8 @@ def serve(request: Request, ranks: Ranks) -> int:
         if finished := run.state.step == run.config.train.steps:
             with distributed.whole(run.model, run.trained):
                 if first:
-                    conclude(run, log)
+                    parts = run.model, run.probes, run.source.tokenizer
+                    log.heads(conclude(run.folder, run.config, run.state.step, log.records(), *parts))
     if finished:
         print(f"{run.folder} is complete: open {run.folder / 'report.html'}")
         return 0
@@ -196,7 +197,7 @@ def update(run: Run, step: int, share: float) -> tuple[float, float | None]:
     if not math.isfinite(loss + (0 if skip else grad_norm.item())) or scaler.get_scale() < 1:
         with distributed.whole(run.model, model):
             again = (micro for rank in range(ranks.number) for micro in losses(rank, run.model))
-            stop(run, step, first_nonfinite(run.model, lambda: torch.stack(list(again))))
+            stop(run.folder, step, first_nonfinite(run.model, lambda: torch.stack(list(again))))
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), c.train.clip or math.inf, grad_norm)
     run.state.skipped += skip
     for optimizer in run.optimizers:
@@ -215,14 +216,14 @@ def look(run: Run, log: JsonLines, say: Callable[[str], None], interrupted: Call
     save = save or (c.checkpoint.log_spaced and checkpoints.is_log_spaced(state.step))
     evaluates, probes = due(c.eval.every, state.step, last), due(c.probe.every, state.step, last)
     if (evaluates or probes) and (broken := nonfinite_parameters(run.trained)):
-        stop(run, state.step, broken[0])
+        stop(run.folder, state.step, broken[0])
     with distributed.whole(run.model, run.trained, evaluates or probes):
         if evaluates:
             windows = partial(run.source.validation, c.train.batch_size, c.eval.tokens)
             assess = partial(evaluate, run.model, bytes_per_token=run.source.bytes_per_token)
             if not math.isfinite((result := assess(windows(), ranks=run.ranks))["loss"]):
-                again = partial(assess, windows())
-                stop(run, state.step, first_nonfinite(run.model, lambda: torch.tensor(again()["loss"])))
+                culprit = first_nonfinite(run.model, lambda: torch.tensor(assess(windows())["loss"]))
+                stop(run.folder, state.step, culprit)
             log.write("eval", state.step, **result)
             say(f"step {state.step:>6}  validation loss {result['loss']:.4f}")
             if state.best is None or result["loss"] < state.best[0]:
@@ -238,26 +239,11 @@ def look(run: Run, log: JsonLines, say: Callable[[str], None], interrupted: Call
     stopping = interrupted()
     if save or stopping:
         if not (evaluates or probes) and (broken := nonfinite_parameters(run.trained)):
-            stop(run, state.step, broken[0])
+            stop(run.folder, state.step, broken[0])
         state.seconds, state.scaler = time.perf_counter() - run.began, run.scaler.state_dict()
         checkpoints.save(folder, run.trained, run.optimizers, state)
-        if run.ranks.rank == 0:
-            checkpoints.prune(folder, c.checkpoint, state.best[1] if state.best else None)
+        checkpoints.prune(folder, c.checkpoint, state.best[1] if state.best else None)
     return stopping
-
-
-def conclude(run: Run, log: JsonLines) -> None:
-    """`heads.json` and `report.html`: what the run has come to."""
-    records = read_records(run.folder / "metrics.jsonl")
-    parts = run.model, run.probes, run.source.tokenizer
-    log.heads(conclusion.write(run.folder, run.config, run.state.step, records, *parts))
-
-
-def stop(run: Run, step: int, culprit: str) -> NoReturn:
-    """End the run before a number that is not finite reaches the weights or a checkpoint."""
-    folder = run.folder / "checkpoints"
-    good = next((checkpoints.path_of(folder, s) for s in reversed(checkpoints.steps_in(folder))), "none yet")
-    raise Stopped(f"step {step}: the first tensor that is not finite is {culprit}; last good: {good}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from data.tokenizers import Tokenizer
 from model.transformer import GPT
 
 
-def write(
+def conclude(
     folder: Path,
     config: Config,
     step: int,

@@ -112,8 +112,8 @@ def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None
 
 
 def prune(folder: Path, config: CheckpointConfig, best_step: int | None) -> None:
-    """Remove checkpoints that no rule keeps: the newest, the best, the log-spaced."""
-    steps = steps_in(folder)
+    """Remove checkpoints that no rule keeps: the newest, the best, the log-spaced. The first rank does."""
+    steps = steps_in(folder) if is_first() else []
     kept = {best_step if config.keep_best else None, *steps[-config.keep_last :]}
     for step in steps:
         if step not in kept and not (config.log_spaced and is_log_spaced(step)):

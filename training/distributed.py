@@ -59,7 +59,9 @@ def joined(device: str) -> Iterator[Ranks]:
     except RuntimeError as error:
         if not re.search("gloo|nccl|peer|store", str(error), re.IGNORECASE):
             raise
-        raise Lost("another process of this run is gone; --resume goes on from its last checkpoint") from error
+        raise Lost(
+            "another process of this run is gone; --resume goes on from its last checkpoint"
+        ) from error
     dist.destroy_process_group()  # not after an error: `fail` needs it, and others may never come to an end
 
 

@@ -5,13 +5,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from training import Stopped
-from training.checkpoints import State
+from training.checkpoints import State, path_of, steps_in
 from training.distributed import gathered
 
 
@@ -43,6 +44,13 @@ def first_nonfinite(model: nn.Module, forward: Callable[[], Tensor]) -> str:
         if parameter.grad is not None and not parameter.grad.isfinite().all():
             found.append(f"gradient of {_place(name)}")
     return next(iter(found), "the norm of the gradient")
+
+
+def stop(folder: Path, step: int, culprit: str) -> NoReturn:
+    """End the run in `folder` before a number that is not finite reaches the weights or a checkpoint."""
+    saved = folder / "checkpoints"
+    good = next((path_of(saved, s) for s in reversed(steps_in(saved))), "none yet")
+    raise Stopped(f"step {step}: the first tensor that is not finite is {culprit}; last good: {good}")
 
 
 def _place(name: str) -> str:

@@ -27,6 +27,10 @@ class JsonLines:
         """One line. A number that is not finite would not be JSON: ValueError."""
         self._file.write(json.dumps({"kind": kind, "step": step, **fields}, allow_nan=False) + "\n")
 
+    def records(self) -> list[dict[str, Any]]:
+        """All that are written."""
+        return read_records(Path(self._file.name))
+
     def flush(self) -> None:
         """Nothing is left to do: each line is in the file."""
 

@@ -121,3 +121,29 @@ def test_without_scaling_nothing_is_touched_and_nothing_is_skipped():
     assert not unscale(made := scaler(enabled=False), optimizers)
     assert made.get_scale() == 1
     assert [parameter.grad[0].item() for parameter in parameters] == [math.inf, pytest.approx(0.1)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 6])
+def test_the_losses_of_all_ranks_add_up_to_that_of_the_global_batch_however_targets_fall_on_them(ranks):
+    """The first rank has no target at all."""
+    whole = batch(6)
+    whole.targets_BT[::ranks] = IGNORED
+    expected = F.cross_entropy(bigrams(whole.inputs_BT, None).flatten(0, 1), whole.targets_BT.flatten())
+    losses = [list(micro_losses(whole, 1, 0, ranks, rank, bigrams)) for rank in range(ranks)]
+    assert [len(own) for own in losses] == [6 // ranks] * ranks
+    assert sum(losses[0]) == 0
+    assert sum(map(sum, losses)).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_a_rank_takes_every_so_manieth_row_and_has_masks_of_its_own():
+    whole, rows, masks = batch(6), [], []
+
+    def forward(x_BT, cache):
+        rows.append(x_BT)
+        masks.append(F.dropout(torch.ones(50)))
+        return bigrams(x_BT, cache)
+
+    for rank in range(2):
+        list(micro_losses(whole, 3, 7, 2, rank, forward))
+    assert torch.equal(torch.stack(rows, dim=1).flatten(0, 1), whole.inputs_BT)
+    assert not torch.equal(*masks)
