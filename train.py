@@ -9,10 +9,11 @@ if __name__ == "__main__":  # ahead of the slow imports, so that --help and conf
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback for Ctrl-C while there is nothing to save
     REQUEST = parse_or_exit(sys.argv[1:])
 
-import json
 import math
+import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,13 +21,12 @@ from typing import Any
 
 import torch
 
-from analysis import report, table
 from analysis.alarms import alarms
-from analysis.heads import describe_heads, in_words
+from analysis.conclusion import conclude
 from analysis.probes import Probes, make_probes, measure, summary
-from analysis.view import view
 from configs import UserError
 from configs.files import replace_text
+from configs.ranks import ALONE, Ranks
 from configs.schema import Config
 from configs.seeds import seed_for
 from data.loading import load_source
@@ -34,13 +34,13 @@ from data.mixture import Mixture
 from data.tokenizers import load_tokenizer
 from model.layers import PRECISIONS
 from model.transformer import GPT
-from training import Stopped, checkpoints, plan
-from training.devices import choose_device, compiled, to_device
+from training import Stopped, checkpoints, distributed, plan
+from training.devices import choose_device, to_device
 from training.evaluation import evaluate
 from training.failed import keep, stop, stop_evaluating
 from training.folder import create, has_begun, owned
 from training.guards import enough_memory, first_nonfinite, interruptible, nonfinite_parameters
-from training.loggers import progress, read_records
+from training.loggers import JsonLines, progress
 from training.mirror import MirroredLog
 from training.optimizers import make_optimizers
 from training.origin import find_origin
@@ -56,8 +56,10 @@ class Run:
     config: Config
     folder: Path
     source: Mixture
-    model: GPT
-    forward: Callable[..., torch.Tensor]  # of the updates: the model, or the same compiled
+    ranks: Ranks
+    model: GPT  # that is read
+    trained: GPT  # that is updated: the same, or by fsdp a part of it
+    forward: Callable[..., torch.Tensor]  # of the updates
     optimizers: list[torch.optim.Optimizer]
     scaler: torch.amp.GradScaler  # of the loss in fp16; otherwise it passes through
     meter: Meter
@@ -71,38 +73,50 @@ class Run:
 def main(request: Request) -> int:
     """Serve one request; returns the exit code: 0 done, 1 stopped, 2 request wrong, 130 interrupted."""
     try:
-        if request.dry_run:
-            print(*plan.foresee(request.config), sep="\n")
-            return 0
-        overwrite = None if request.resume else request.config.run.overwrite
-        with owned(Path(request.config.run.dir), overwrite):
-            run = build(request)
-            if run.fresh:
-                create(run.folder, run.config, run.source.tokenizer)
-            else:
-                resume(run)
-                replace_text(run.folder / "config.yaml", to_yaml(run.config))
-            plan.announce(run.config, run.model, run.source, run.state.step, run.meter.ceiling, run.warnings)
-            log = MirroredLog(run.folder, -1 if run.fresh else run.state.step, run.config, run.state.wandb_id)
-            with log, enough_memory(run.state):
-                with interruptible() as interrupted:
-                    loop(run, log, interrupted)
-                if finished := run.state.step == run.config.train.steps and not interrupted():
-                    conclude(run, log)
-    except KeyboardInterrupt:
-        finished = False
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (Stopped, OSError) as error:
-        print(f"stopped: {error}", file=sys.stderr)
-        return 1
-    complete = f"{run.folder} is complete: open {run.folder / 'report.html'}"
-    print(complete if finished else f"interrupted; go on with --resume {run.folder}")
-    return 0 if finished else 130
+        with distributed.joined(request.config.run.device) as ranks:
+            if request.dry_run:
+                print(*plan.foresee(request.config), sep="\n")
+                return 0
+            folder, overwrite = Path(request.config.run.dir), request.config.run.overwrite
+            with owned(folder, None if request.resume else overwrite) if ranks.rank == 0 else nullcontext():
+                finished = serve(request, ranks)
+            complete = f"{folder} is complete: open {folder / 'report.html'}"
+            print(complete if finished else f"interrupted; go on with --resume {folder}")
+            return 0 if finished else 130
+    except (UserError, Stopped, OSError) as error:
+        return distributed.fail(error)
 
 
-def build(request: Request) -> Run:
+def serve(request: Request, ranks: Ranks) -> bool:
+    """Build, train and conclude; False if a signal came before all was done. The first rank alone writes."""
+    run, first = build(request, ranks), ranks.rank == 0
+    ranks.add(torch.zeros(1))  # wait until all have looked at the folder
+    if first and run.fresh:
+        create(run.folder, run.config, run.source.tokenizer)
+    if not run.fresh:
+        resume(run)
+    if first:
+        if not run.fresh:
+            replace_text(run.folder / "config.yaml", to_yaml(run.config))
+        plan.announce(run.config, run.trained, run.source, run.state.step, run.meter.ceiling, run.warnings)
+        known = -1 if run.fresh else run.state.step
+        log: JsonLines = MirroredLog(run.folder, known, run.config, run.state.wandb_id)
+    else:
+        log = JsonLines(Path(os.devnull))
+    with suppress(KeyboardInterrupt), log, enough_memory(run.state):
+        with interruptible() as here:
+            loop(run, log, interrupted := distributed.anywhere(ranks, here))
+            if run.state.step < run.config.train.steps or interrupted():
+                return False
+        with distributed.whole(run.model, run.trained), interruptible(saved=True):
+            if first:
+                parts = run.model, run.probes, run.source.tokenizer
+                log.heads(conclude(run.folder, run.config, run.state.step, log.records(), *parts))
+        return True
+    return False
+
+
+def build(request: Request, ranks: Ranks = ALONE) -> Run:
     """Make everything and check everything; the run folder is not touched."""
     config, folder = request.config, Path(request.config.run.dir)
     device, dtype = choose_device(config.run.device), PRECISIONS[config.train.precision]
@@ -117,18 +131,18 @@ def build(request: Request) -> Run:
     except (RuntimeError, MemoryError) as error:
         raise UserError(f"the model does not fit in memory: {str(error).splitlines()[0]}") from None
     news = origin.fill(model) if origin else []
-    forward = compiled(model) if config.train.compile else model
-    optimizers = make_optimizers(model, config.optimizer)
+    trained, forward = distributed.share(model, config.train, ranks)
+    optimizers = make_optimizers(trained, config.optimizer)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     probes = make_probes(source, T, config.probe.sequences, seed) if config.probe.every else None
-    meter = Meter(model.flops_per_token(), ceiling(device, dtype))
-    state = checkpoints.State(fingerprint=source.fingerprint)
-    return Run(config, folder, source, model, forward, optimizers, scaler, meter, probes, state, fresh, news)
+    meter = Meter(trained.flops_per_token(), distributed.at_once(ranks, ceiling(device, dtype)))
+    parts = (ranks, model, trained, forward, optimizers, scaler, meter, probes)
+    return Run(config, folder, source, *parts, checkpoints.State(fingerprint=source.fingerprint), fresh, news)
 
 
 def resume(run: Run) -> None:
     """Load the newest intact checkpoint; what differs from when it was written becomes a warning."""
-    run.state, faults = checkpoints.load_newest(run.folder / "checkpoints", run.model, run.optimizers)
+    run.state, faults = checkpoints.load_newest(run.folder / "checkpoints", run.trained, run.optimizers)
     if run.state.fingerprint != run.source.fingerprint:
         raise UserError(f"the data differ from those that {run.folder} was trained on; start a new run")
     if run.state.step > run.config.train.steps:
@@ -137,12 +151,12 @@ def resume(run: Run) -> None:
     run.warnings += faults
 
 
-def loop(run: Run, log: MirroredLog, interrupted: Callable[[], bool]) -> None:
+def loop(run: Run, log: JsonLines, interrupted: Callable[[], bool]) -> None:
     """Train from `run.state` to the last step, or to a signal; both end with a checkpoint."""
     c, state = run.config, run.state
     step_tokens = c.global_batch * c.model.context_length
     run.began = time.perf_counter() - state.seconds
-    run.model.train()
+    run.trained.train()
     with progress(state.step, c.train.steps) as (bar, say):
         stopping = look(run, log, say, interrupted) if run.fresh else interrupted()
         while state.step < c.train.steps and not stopping:
@@ -168,17 +182,21 @@ def loop(run: Run, log: MirroredLog, interrupted: Callable[[], bool]) -> None:
 
 def update(run: Run, step: int, share: float) -> tuple[float, float | None]:
     """One step at `share` of the peak rates: loss and gradient norm (None: fp16, skipped), or `Stopped`."""
-    c, model, scaler = run.config, run.model, run.scaler
+    c, model, scaler, ranks = run.config, run.trained, run.scaler, run.ranks
     batch, seed = to_device(run.source.batch(step), model.device), seed_for(c.run.seed, "dropout", step)
-    losses, loss = partial(micro_losses, batch, c.train.batch_size, seed), 0.0
-    for micro in losses(run.forward):
+    losses, own = partial(micro_losses, batch, c.train.batch_size, seed, ranks.number), 0.0
+    for micro in losses(ranks.rank, run.forward):
         scaler.scale(micro).backward()
-        loss += micro.item()
+        own += micro.item()
+    loss = ranks.add(torch.tensor(own, dtype=torch.float64)).item()
     scale, skip = scaler.get_scale(), unscale(scaler, run.optimizers)
-    grad_norm = torch.nn.utils.get_total_norm(p.grad for p in model.parameters() if p.grad is not None)
+    norm = torch.nn.utils.get_total_norm(p.grad for p in model.parameters() if p.grad is not None)
+    grad_norm = distributed.gathered(norm)
     if not math.isfinite(loss + (0 if skip else grad_norm.item())) or scaler.get_scale() < 1:
-        culprit = first_nonfinite(model, losses(model), loss)
-        stop(run.folder, step, culprit, keep(run.folder, c, model, batch, step, culprit, scale))
+        with distributed.whole(run.model, model):
+            again = (micro for rank in range(ranks.number) for micro in losses(rank, run.model))
+            culprit = first_nonfinite(run.model, again, loss)
+            stop(run.folder, step, culprit, keep(run.folder, c, run.model, batch, step, culprit, scale))
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), c.train.clip or math.inf, grad_norm)
     run.state.skipped += skip
     for optimizer in run.optimizers:
@@ -190,57 +208,42 @@ def update(run: Run, step: int, share: float) -> tuple[float, float | None]:
     return loss, None if skip else grad_norm.item()
 
 
-def look(run: Run, log: MirroredLog, say: Callable[[str], None], interrupted: Callable[[], bool]) -> bool:
+def look(run: Run, log: JsonLines, say: Callable[[str], None], interrupted: Callable[[], bool]) -> bool:
     """Evaluate, probe and save where due, unnoticed by the next update; True if a signal came: saved then."""
     c, state, last, folder = run.config, run.state, run.config.train.steps, run.folder / "checkpoints"
     save = state.step in (0, last) or due(c.checkpoint.every, state.step, last)
     save = save or (c.checkpoint.log_spaced and checkpoints.is_log_spaced(state.step))
     evaluates, probes = due(c.eval.every, state.step, last), due(c.probe.every, state.step, last)
-    if (evaluates or probes) and (broken := nonfinite_parameters(run.model)):
+    if (evaluates or probes) and (broken := nonfinite_parameters(run.trained)):
         stop(run.folder, state.step, broken[0])
-    if evaluates:
-        windows = partial(run.source.validation, c.train.batch_size, c.eval.tokens)
-        assess = partial(evaluate, run.model, bytes_per_token=run.source.bytes_per_token)
-        if not math.isfinite((result := assess(windows()))["loss"]):
-            stop_evaluating(run.folder, c, run.model, state.step, windows())
-        log.write("eval", state.step, **result)
-        say(f"step {state.step:>6}  validation loss {result['loss']:.4f}")
-        if state.best is None or result["loss"] < state.best[0]:
-            state.best = result["loss"], state.step
-            save = save or c.checkpoint.keep_best
-    if probes and run.probes is not None:
-        started = time.perf_counter()
-        record = measure(run.model, run.probes, bos_trained=c.data.bos)
-        log.write("attention", state.step, **record, seconds=time.perf_counter() - started)
-        say(f"step {state.step:>6}  {summary(record)}")
-        state.alarms = alarms(record, c, state.step, state.alarms)
-        log.alarm(state.step, state.alarms, say)
-        state.telemetry_seconds += time.perf_counter() - started
+    with distributed.whole(run.model, run.trained, evaluates or probes):
+        if evaluates:
+            windows = partial(run.source.validation, c.train.batch_size, c.eval.tokens)
+            assess = partial(evaluate, run.model, bytes_per_token=run.source.bytes_per_token)
+            if not math.isfinite((result := assess(windows(), ranks=run.ranks))["loss"]):
+                stop_evaluating(run.folder, c, run.model, state.step, windows())
+            log.write("eval", state.step, **result)
+            say(f"step {state.step:>6}  validation loss {result['loss']:.4f}")
+            if state.best is None or result["loss"] < state.best[0]:
+                state.best = result["loss"], state.step
+                save = save or c.checkpoint.keep_best
+        if probes and run.probes is not None:
+            started = time.perf_counter()
+            record = measure(run.model, run.probes, c.data.bos, run.ranks)
+            log.write("attention", state.step, **record, seconds=time.perf_counter() - started)
+            say(f"step {state.step:>6}  {summary(record)}")
+            state.alarms = alarms(record, c, state.step, state.alarms)
+            log.alarm(state.step, state.alarms, say)
+            state.telemetry_seconds += time.perf_counter() - started
     stopping = interrupted()
     log.flush(durable=save or stopping)
     if save or stopping:
-        if not (evaluates or probes) and (broken := nonfinite_parameters(run.model)):
+        if not (evaluates or probes) and (broken := nonfinite_parameters(run.trained)):
             stop(run.folder, state.step, broken[0])
         state.seconds, state.scaler = time.perf_counter() - run.began, run.scaler.state_dict()
-        checkpoints.save(folder, run.model, run.optimizers, state)
+        checkpoints.save(folder, run.trained, run.optimizers, state)
         checkpoints.prune(folder, c.checkpoint, state.best[1] if state.best else None)
     return stopping
-
-
-@interruptible(saved=True)
-def conclude(run: Run, log: MirroredLog) -> None:
-    """`heads.json` and `report.html`: what the run has come to."""
-    c, heads = run.config, None
-    if run.probes is not None:
-        print("labelling the heads and writing the page", flush=True)
-        about = {"run": run.folder.name, "step": run.state.step}
-        heads = describe_heads(run.model, run.probes, c.data.bos, c.run.seed, about)
-        replace_text(run.folder / "heads.json", json.dumps(heads, allow_nan=False))
-        log.heads(table.rows_of(heads))
-        print(in_words(heads))
-    records = read_records(run.folder / "metrics.jsonl")
-    shown = view(run.folder.name, c, records, heads, run.model, run.source.tokenizer)
-    replace_text(run.folder / "report.html", report.page([shown]))
 
 
 if __name__ == "__main__":

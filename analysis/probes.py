@@ -16,6 +16,7 @@ from analysis.capture import observe
 from analysis.rows import rows_of
 from analysis.statistics import REGISTRY
 from configs import UserError
+from configs.ranks import ALONE, Ranks
 from configs.seeds import seed_for
 from data.mixture import Mixture
 from model.attention import Observation
@@ -94,12 +95,7 @@ def look(model: GPT, name: str, probe: Probe, *substitutes: Substitute, losses: 
     They are taken again for each of the `substitutes`, which replaces what they see of a layer. Losses are
     those of `PREDICTED`; without them a large vocabulary costs nothing.
     """
-    wanted = {
-        statistic + end: function
-        for end in ("", "_short", "_long")
-        for statistic, (kind, function) in REGISTRY.items()
-        if kind + end == name
-    }
+    wanted = _statistics(name)
     # In place from the start: small tensors that outlive a layer would keep the memory around them in pieces.
     L, H = model.config.n_layer, model.config.n_head
     scores = [{s: torch.empty(L, H, dtype=torch.float64) for s in wanted} for _ in (None, *substitutes)]
@@ -127,6 +123,16 @@ def look(model: GPT, name: str, probe: Probe, *substitutes: Substitute, losses: 
     return Pass(scores[0], scores[1:], losses_BT.cpu(), skipped)
 
 
+def _statistics(name: str) -> dict[str, Callable[..., Tensor]]:
+    """By the name of their scores, those of a probe."""
+    return {
+        statistic + end: function
+        for end in ("", "_short", "_long")
+        for statistic, (kind, function) in REGISTRY.items()
+        if kind + end == name
+    }
+
+
 def token_losses(model: GPT, x_BTC: Tensor, tokens_BT: Tensor) -> Tensor:
     """Loss of each next token, B x (T - 1), from the last residual stream; few sequences at a time."""
     B, T = tokens_BT.shape
@@ -150,12 +156,37 @@ def headlines(*parts: Scores) -> Scores:
     return scores | {n: torch.minimum(scores[f"{n}_short"], scores[f"{n}_long"]) for n in names}
 
 
-def measure(model: GPT, probes: Probes, bos_trained: bool) -> dict[str, Any]:
+def measure(model: GPT, probes: Probes, bos_trained: bool, ranks: Ranks = ALONE) -> dict[str, Any]:
     """The body of an `attention` record: `scores` (L rows of H numbers each), `model`, `probe`.
 
-    A number that is not finite becomes None and is counted, so that the record stays valid JSON.
+    A number that is not finite becomes None and is counted, so that the record stays valid JSON. Of several
+    ranks each makes some of the passes, and gets the record of all.
     """
-    return record_of({name: look(model, name, probe) for name, probe in probes.items()}, probes, bos_trained)
+    passes = {
+        name: look(model, name, probe) if ranks.has(number) else _blank(model, name, probe)
+        for number, (name, probe) in enumerate(probes.items())
+    }
+    return record_of(_added(passes, ranks), probes, bos_trained)
+
+
+def _blank(model: GPT, name: str, probe: Probe) -> Pass:
+    """What `look` gives, all zeros."""
+    shape = model.config.n_layer, model.config.n_head
+    scores = {statistic: torch.zeros(shape, dtype=torch.float64) for statistic in _statistics(name)}
+    losses_BT = torch.zeros(probe.tokens_BT[:, 1:].shape if name in PREDICTED else 0)
+    return Pass(scores, [], losses_BT, 0)
+
+
+def _added(passes: dict[str, Pass], ranks: Ranks) -> dict[str, Pass]:
+    """The sum over ranks of each number, by one reduction of all."""
+    numbers = [number for one in passes.values() for number in (*one.scores.values(), one.losses_BT)]
+    numbers.append(skipped := torch.tensor([one.skipped for one in passes.values()]))
+    flat = ranks.add(torch.cat([number.double().flatten() for number in numbers]))
+    for number, sums in zip(numbers, flat.split([number.numel() for number in numbers]), strict=True):
+        number.copy_(sums.view_as(number))
+    return {
+        name: one._replace(skipped=n) for (name, one), n in zip(passes.items(), skipped.tolist(), strict=True)
+    }
 
 
 def record_of(passes: dict[str, Pass], probes: Probes, bos_trained: bool) -> dict[str, Any]:

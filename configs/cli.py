@@ -2,7 +2,9 @@
 
 import argparse
 import difflib
+import math
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -12,6 +14,7 @@ from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDic
 
 from configs import UserError
 from configs.files import refuse_large
+from configs.ranks import is_first, processes
 from configs.schema import Config, Stage
 from configs.screen import foreign, show_anything, shown
 
@@ -100,16 +103,30 @@ def parse(argv: list[str]) -> Request:
         values = read_yaml(Path(arguments.config), missing)
     if arguments.resume is None:
         config = validate(_merge(values, given), unknown)
+        config.train._fill("ranks", processes())
+        if not arguments.dry_run:
+            _refuse_other_ranks(config)
         return Request(config, None, arguments.print_config, arguments.dry_run)
     folder = Path(arguments.resume)
+    return Request(_resumed(folder, given, unknown), folder, arguments.print_config, arguments.dry_run)
+
+
+def _resumed(folder: Path, given: dict[str, Any], unknown: list[str]) -> Config:
+    """What a run was asked for, and is now; refuses what would make it another run."""
     missing = f"--resume needs a run folder, with config and checkpoints; {folder} has no config.yaml"
     saved = read_yaml(folder / "config.yaml", missing)
     if misplaced := {"dir", "overwrite"} & {*given.get("run", {})}:
         raise UserError(f"--resume goes on in {folder}: leave out --run.{misplaced.pop()}")
-    here = _merge(saved, {"run": {"dir": str(folder)}})  # it may have been moved
+    # It may have been moved, or go on with more processes or fewer.
+    here = _merge(saved, {"run": {"dir": str(folder)}, "train": {"ranks": processes()}})
     config = validate(_merge(here, given), unknown)
+    _refuse_other_ranks(config)
     then = validate(saved)
     same_size = then.global_batch == config.global_batch
+    if not same_size and config.train.ranks != (then.train.ranks or 1):
+        keep = _as_large(then.global_batch, config.train.batch_size)
+        sizes = f"{then.global_batch} sequences, here it would have {config.global_batch}"
+        raise UserError(f"a step of this run has {sizes}: {keep}")
     fixed = FIXED if same_size else FIXED | {"train.batch_size", "train.grad_accum"}
     was, asked = flat(then), flat(config)
     changed = [
@@ -117,7 +134,7 @@ def parse(argv: list[str]) -> Request:
     ]
     if refused := [change for change in changed if change.split()[0] in fixed]:
         raise UserError(f"a resumed run keeps {', '.join(refused)}; start a new run to change that")
-    return Request(config, folder, arguments.print_config, arguments.dry_run)
+    return config
 
 
 def parse_or_exit(argv: list[str]) -> Request:
@@ -131,10 +148,12 @@ def parse_or_exit(argv: list[str]) -> Request:
             )
         request = parse(argv)
     except UserError as error:
+        if not is_first():
+            time.sleep(5)  # the first rank tells the same, and then torchrun ends this one
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     if request.print_config:
-        print(to_yaml(request.config), end="")
+        print(to_yaml(request.config) if is_first() else "", end="")
         sys.exit(0)
     return request
 
@@ -198,6 +217,24 @@ def _parser() -> argparse.ArgumentParser:
     about = "print the size of the run, its FLOPs and the memory it needs, and stop; writes nothing"
     parser.add_argument("--dry_run", action="store_true", help=about)
     return parser
+
+
+def _refuse_other_ranks(config: Config) -> None:
+    started, asked = processes(), config.train.ranks
+    if asked != started:
+        start = f"torchrun --nproc-per-node {asked} train.py ... starts them"
+        keep = _as_large(config.global_batch, config.train.batch_size)
+        raise UserError(f"train.ranks {asked} is {asked} processes, not the {started} here: {start}; {keep}")
+
+
+def _as_large(size: int, batch_size: int) -> str:
+    """What to ask for, with the processes that there are, so that a step has `size` sequences."""
+    ranks = processes()
+    if size % ranks:
+        return f"{ranks} cannot share its {size} sequences a step"
+    batch_size = math.gcd(size // ranks, batch_size)
+    keys = {"ranks": ranks, "batch_size": batch_size, "grad_accum": size // ranks // batch_size}
+    return f"{' '.join(f'--train.{key} {value}' for key, value in keys.items())} keeps the batch"
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -281,8 +281,14 @@ class Optimizer(Section):
 
 class Train(Section):
     steps: int = Key(1000, ge=1, le=10**12, description="optimizer steps")
-    batch_size: int = Size(32, description="sequences per micro-step")
+    batch_size: int = Size(32, description="sequences per micro-step and rank")
     grad_accum: int = Size(1, description="micro-steps per optimizer step")
+    ranks: int | None = Size(
+        None, description="processes that share a step (null: as many as torchrun has started)"
+    )
+    parallel: Literal["ddp", "fsdp"] = Key(
+        "ddp", description="how they share a model: a whole copy each, or (fully_shard) a part each"
+    )
     precision: Literal["fp32", "bf16", "fp16"] = Key(
         "fp32", description="of the linear layers; the rest is fp32. fp16: with loss scaling"
     )
@@ -357,4 +363,4 @@ class Config(Section):
     @property
     def global_batch(self) -> int:
         """Sequences per optimizer step."""
-        return self.train.batch_size * self.train.grad_accum
+        return self.train.batch_size * self.train.grad_accum * (self.train.ranks or 1)

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from configs import UserError
 from configs.files import read_json, sha256_of, to_disk
+from configs.ranks import is_first, processes
 from configs.schema import Checkpoint as CheckpointConfig
 from configs.schema import Model as ModelConfig
 from configs.screen import foreign
@@ -30,6 +31,7 @@ from model.tensors import Stored, open_tensors
 from model.transformer import GPT
 from training import Stopped
 from training.devices import name_of
+from training.distributed import collected, part_of
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 Optimizers = list[torch.optim.Optimizer]
@@ -44,6 +46,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": name_of(device),
         "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "threads": torch.get_num_threads(),
+        "ranks": processes(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
@@ -82,21 +85,27 @@ def is_log_spaced(step: int) -> bool:
 
 
 def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None:
-    """Write the checkpoint of `state.step`. Raises `Stopped` where the disk does not take it."""
-    _sweep(folder)
-    temporary = folder / f"tmp-{state.step}"
-    saved = asdict(state) | {"environment": environment(model.device)}
+    """Write the checkpoint of `state.step`. Raises `Stopped` where the disk does not take it.
+
+    Where ranks share the model all call it together, and the first writes.
+    """
     names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
+    weights = {name: collected(p.detach()) for p, name in names.items()}
     moments = {
-        f"{names[parameter]}/{key}": value
+        f"{names[parameter]}/{key}": collected(value)
         for optimizer in optimizers
         for parameter, values in optimizer.state.items()
         for key, value in values.items()
     }
+    if not is_first():
+        return
+    _sweep(folder)
+    temporary = folder / f"tmp-{state.step}"
+    saved = asdict(state) | {"environment": environment(model.device)}
     try:
         folder.mkdir(exist_ok=True)  # not its parents: a run folder that is gone is not made anew
         temporary.mkdir()
-        save_file({name: p.detach() for p, name in names.items()}, temporary / "model.safetensors")
+        save_file(weights, temporary / "model.safetensors")
         save_file(moments, temporary / "optimizer.safetensors")
         (temporary / "state.json").write_text(json.dumps(saved, indent=1))
         sums = {name: sha256_of(temporary / name) for name in FILES}
@@ -114,8 +123,8 @@ def save(folder: Path, model: GPT, optimizers: Optimizers, state: State) -> None
 
 
 def prune(folder: Path, config: CheckpointConfig, best_step: int | None) -> None:
-    """Remove checkpoints that no rule keeps: the newest, the best, the log-spaced."""
-    steps = steps_in(folder)
+    """Remove checkpoints that no rule keeps: the newest, the best, the log-spaced. The first rank does."""
+    steps = steps_in(folder) if is_first() else []
     kept = {best_step if config.keep_best else None, *steps[-config.keep_last :]}
     for step in steps:
         if step not in kept and not (config.log_spaced and is_log_spaced(step)):
@@ -165,7 +174,9 @@ def load_newest(folder: Path, model: GPT, optimizers: Optimizers) -> tuple[State
             shapes = {key: [] if key == "step" else [*parameter.shape] for key in keys.values()}
             if found and {key: stored.shape for key, stored in found.items()} != shapes:
                 raise UserError(f"{path}/optimizer.safetensors does not fit {names[parameter]}")
-            optimizer.state[parameter] |= {key: one.read().to(model.device) for key, one in found.items()}
+            for key, one in found.items():
+                value = one.read().to(model.device)
+                optimizer.state[parameter][key] = part_of(value, parameter) if value.dim() else value
     if moments:
         raise UserError(f"{path}/optimizer.safetensors has {foreign(min(moments))}, which is of no parameter")
     state, then = load_state(path)
@@ -179,11 +190,11 @@ def load_state(path: Path) -> tuple[State, dict[str, Any]]:
     """Where the run stood at an intact checkpoint, and its environment; `UserError` for what no run saves."""
     try:
         saved = read_json(path / "state.json")
-        then = saved.pop("environment")
+        then = {"ranks": 1} | saved.pop("environment")  # as before runs could have several
         state = TypeAdapter(State).validate_python(saved)
         if path != path_of(path.parent, state.step) or state.scaler.keys() not in SCALERS:
             raise ValueError(f"step {state.step:,} or what scales the loss does not fit")
-        return state, dict(then)
+        return state, then
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = foreign(" ".join(str(error).split()), 200)
         raise UserError(f"{path}/state.json is none that a run saves: {reason}") from None
@@ -201,7 +212,7 @@ def load_weights(path: Path, model: GPT, may_lack: tuple[str, ...] = (), finite:
             value = saved[name].read()
             if not value.is_floating_point() or (finite and not value.isfinite().all()):
                 raise UserError(f"{path}: {name} has what are no finite floats")
-            parameters[name].copy_(value)
+            parameters[name].copy_(part_of(value.to(model.device), parameters[name]))
 
 
 def refuse_other(path: Path, config: ModelConfig, vocab_size: int) -> None:

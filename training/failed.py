@@ -20,6 +20,7 @@ from torch import Tensor
 from configs import UserError
 from configs.cli import validate
 from configs.files import read_json, to_disk
+from configs.ranks import is_first
 from configs.schema import Config
 from configs.seeds import seed_for
 from data.sources import IGNORED, Batch
@@ -43,11 +44,11 @@ def stop(folder: Path, step: int, culprit: str, kept: str = "") -> NoReturn:
 
 def stop_evaluating(folder: Path, config: Config, model: GPT, step: int, found: Iterable[Batch]) -> NoReturn:
     """`keep` the first batch of an evaluation whose loss is not finite, and `stop`."""
-    losses = partial(micro_losses, batch_size=config.train.batch_size, dropout_seed=0, forward=model)
+    losses = partial(micro_losses, batch_size=config.train.batch_size, dropout_seed=0, ranks=1, rank=0)
     with model.reading():
         there = (to_device(batch, model.device) for batch in found)
-        batch = next(batch for batch in there if not all(loss.isfinite() for loss in losses(batch)))
-        culprit = first_nonfinite(model, losses(batch), math.nan)
+        batch = next(b for b in there if not all(loss.isfinite() for loss in losses(b, forward=model)))
+        culprit = first_nonfinite(model, losses(batch, forward=model), math.nan)
     stop(folder, step, culprit, keep(folder, config, model, batch, step, culprit, loss_scale=0))
 
 
@@ -56,6 +57,8 @@ def keep(
 ) -> str:
     """Write a failed step into the run `folder`; says how to replay it, or why it could not be written.
 
+    Of several ranks the first writes, and `model` has the whole weights.
+
     `loss_scale` multiplied the loss ahead of the backward pass; 0: it was an evaluation, and there was none.
     """
     home, command = folder / "failed", f"python -m scripts.replay {folder}"
@@ -63,6 +66,8 @@ def keep(
     text = json.dumps(about | {"config": config.model_dump()}, indent=1)
     tensors = {name: part.contiguous() for name, part in batch._asdict().items() if part is not None}
     temporary = home / "tmp"
+    if not is_first():
+        return f"; to see it again: {command}"
     try:
         shutil.rmtree(home, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -82,16 +87,44 @@ def replay(folder: Path, precision: str | None) -> tuple[dict[str, Any], dict[st
 
     Returns what `failed.json` says with `first`, the first tensor that is not finite (None: all are), and for
     each parameter, output and gradient, in the order in which they come, the largest magnitude of what is
-    finite and how many numbers are not, over all micro-steps.
+    finite and how many numbers are not, over all micro-steps of all ranks.
 
     Raises `UserError` where no step failed, or what is kept of it is damaged.
     """
+    path, about, c, model, batch = _read(folder)
+    scale, seed = about["loss_scale"], seed_for(c.run.seed, "dropout", about["step"])
+    found, first = dict[str, tuple[float, int]](), list[str]()
+
+    def note(name: str, tensor: Tensor) -> None:
+        (largest, count), finite = found.get(name, (0.0, 0)), tensor.isfinite()
+        magnitude = tensor.detach().where(finite, 0).abs().max().item()
+        found[name] = max(largest, magnitude), count + int((~finite).sum())
+        if not finite.all():
+            first.append(name)
+
+    precision = precision or c.train.precision
+    model.to(choose_device(c.run.device)).compute_in(PRECISIONS[precision]).train(scale > 0)
+    losses = partial(micro_losses, to_device(batch, model.device), c.train.batch_size, seed)
+    with torch.set_grad_enabled(scale > 0), watched(model, note):
+        for rank in range(ranks := c.train.ranks or 1):
+            for loss in losses(ranks, rank, model):
+                note("the loss", loss)
+                if scale > 0:
+                    (loss * scale).backward()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            note(f"gradient of {place(name)}", parameter.grad / scale)
+    return about | {"path": path, "precision": precision, "first": next(iter(first), None)}, found
+
+
+def _read(folder: Path) -> tuple[Path, dict[str, Any], Config, GPT, Batch]:
     if not (steps := steps_in(folder / "failed")):
         raise UserError(f"{folder} has no failed step: none of its steps met a number that was not finite")
     path = path_of(folder / "failed", steps[-1])
     try:
         about = read_json(path / "failed.json")
-        scale, step, c = float(about["loss_scale"]), int(about["step"]), validate(about["config"])
+        about |= {"loss_scale": float(about["loss_scale"]), "step": int(about["step"])}
+        c = validate(about["config"])
         batch = Batch(**{name: one.read() for name, one in open_tensors(path / "batch.safetensors").items()})
         ids = torch.cat([batch.inputs_BT.flatten(), batch.targets_BT[batch.targets_BT != IGNORED]])
         V, T = load_tokenizer(folder / "tokenizer.json").vocab_size, c.model.context_length
@@ -104,24 +137,4 @@ def replay(folder: Path, precision: str | None) -> tuple[dict[str, Any], dict[st
         load_weights(path, model, finite=False)
     except (UserError, OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{path} is damaged: {error}") from None
-    found, first = dict[str, tuple[float, int]](), list[str]()
-
-    def note(name: str, tensor: Tensor) -> None:
-        (largest, count), finite = found.get(name, (0.0, 0)), tensor.isfinite()
-        magnitude = tensor.detach().where(finite, 0).abs().max().item()
-        found[name] = max(largest, magnitude), count + int((~finite).sum())
-        if not finite.all():
-            first.append(name)
-
-    precision = precision or c.train.precision
-    model.to(choose_device(c.run.device)).compute_in(PRECISIONS[precision]).train(scale > 0)
-    batch, seed = to_device(batch, model.device), seed_for(c.run.seed, "dropout", step)
-    with torch.set_grad_enabled(scale > 0), watched(model, note):
-        for loss in micro_losses(batch, c.train.batch_size, seed, model):
-            note("the loss", loss)
-            if scale > 0:
-                (loss * scale).backward()
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            note(f"gradient of {place(name)}", parameter.grad / scale)
-    return about | {"path": path, "precision": precision, "first": next(iter(first), None)}, found
+    return path, about, c, model, batch

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from training import Stopped
 from training.checkpoints import State
+from training.distributed import gathered
 
 
 def nonfinite_parameters(model: nn.Module) -> list[str]:
     """Names the parameters that hold a number that is not finite."""
-    return [f"parameter {place(name)}" for name, p in model.named_parameters() if not p.isfinite().all()]
+    named = model.named_parameters()
+    return [f"parameter {place(name)}" for name, p in named if not gathered(p.detach()).isfinite().all()]
 
 
 def first_nonfinite(model: nn.Module, losses: Iterable[Tensor], loss: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from tqdm import tqdm
@@ -69,7 +69,7 @@ class JsonLines:
             gone = f"{self._path} is not the file any more that the records go to"
             ways = "a run folder that was moved goes on with --resume from its new place"
             raise Stopped(f"{gone}: {ways}; one that was removed is lost")
-        if durable:
+        if durable and self._path.is_file():  # other ranks write to the null device
             os.fsync(self._file.fileno())
 
     def alarm(self, step: int, alarms: list[dict[str, Any]], say: Callable[[str], None]) -> None:
@@ -80,9 +80,22 @@ class JsonLines:
             if alarm["since"] == step:
                 say(f"step {step:>6}  warning: {alarm['text']}")
 
+    def records(self) -> list[dict[str, Any]]:
+        """All that are written."""
+        return read_records(Path(self._file.name))
+
+    def heads(self, rows: list[dict[str, Any]]) -> None:
+        """Nothing: heads.json has them."""
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close()
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

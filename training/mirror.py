@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, Self
+from typing import Any
 
 from tqdm import tqdm
 
@@ -103,13 +103,10 @@ class MirroredLog(JsonLines):
 
     def heads(self, rows: list[dict[str, Any]]) -> None:
         """Show what heads.json holds as a table, one head a row."""
-        if self._run is None:
+        if self._run is None or not rows:
             return
         with self._forgiving():
             _show_heads(self._run, rows)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:

@@ -6,13 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Optimizer as OptimizerConfig
+from training.distributed import gathered, part_of
 
 
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised: `W -= lr sqrt(max(1, rows / columns)) U V^T`.
 
     Jordan et al. 2024, kellerjordan.github.io/posts/muon. Matrices of one shape go through the iteration
-    together, which is most of the time of an update.
+    together, which is most of the time of an update. A matrix of which every rank has a part goes through it
+    whole, on every rank.
     """
 
     def __init__(self, params: list[nn.Parameter], lr: float, momentum: float):
@@ -30,11 +32,11 @@ class Muon(torch.optim.Optimizer):
                 gradients = [parameter.grad for parameter in parameters]
                 buffers = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in parameters]
                 torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
-                updates = orthogonalise(
-                    torch.stack(torch._foreach_lerp(gradients, buffers, group["momentum"]))
-                )
+                momenta = torch._foreach_lerp(gradients, buffers, group["momentum"])
+                updates = orthogonalise(torch.stack([gathered(one) for one in momenta]))
                 rate = group["lr"] * max(1.0, rows / columns) ** 0.5
-                torch._foreach_add_(parameters, list(updates.unbind()), alpha=-rate)
+                parts = [part_of(one, like) for one, like in zip(updates, parameters, strict=True)]
+                torch._foreach_add_(parameters, parts, alpha=-rate)
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:

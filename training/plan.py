@@ -34,7 +34,7 @@ def announce(
         *(f"         {line}" for line in more),
         *_model(config, model),
         f"  train  {_steps(config)}",
-        f"         on {name_of(model.device)}{speed}",
+        f"         on {name_of(model.device)}{_ranks(config)}{speed}",
     ]
     if config.model.init_from and not step:
         lines.append(f"         from the weights of {config.model.init_from}")
@@ -132,6 +132,11 @@ def _model(config: Config, model: GPT) -> list[str]:
         f"  model  {shape}: {model.num_parameters():,} parameters",
         f"         attention on {backend}, linear layers in {config.train.precision}",
     ]
+
+
+def _ranks(config: Config) -> str:
+    ranks = config.train.ranks or 1
+    return "" if ranks == 1 else f" of {ranks} ranks ({config.train.parallel})"
 
 
 def _steps(config: Config) -> str:

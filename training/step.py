@@ -10,19 +10,19 @@ from data.sources import IGNORED, Batch
 
 
 def micro_losses(
-    batch: Batch, batch_size: int, dropout_seed: int, forward: Callable[..., Tensor]
+    batch: Batch, batch_size: int, dropout_seed: int, ranks: int, rank: int, forward: Callable[..., Tensor]
 ) -> Iterator[Tensor]:
-    """Each micro-step's part of the batch's mean loss per counted target, in nats; they sum to it.
+    """Each micro-step's part of the global batch's mean loss per counted target, in nats.
 
-    A micro-step without a target yields nothing.
+    Those of all ranks, each of which takes the rows rank, rank + ranks ..., sum to it. A micro-step without
+    a target is made all the same: other ranks wait for its gradients.
     """
-    torch.manual_seed(dropout_seed)  # dropout alone uses the global generator
+    torch.manual_seed(dropout_seed + rank)  # dropout alone uses the global generator
     counted = (batch.targets_BT != IGNORED).sum().item()
-    parts = [part.split(batch_size) for part in batch if part is not None]
+    parts = [part[rank::ranks].split(batch_size) for part in batch if part is not None]
     for x_BT, y_BT, *segment in zip(*parts, strict=True):
-        if count := (y_BT != IGNORED).sum().item():
-            loss = F.cross_entropy(forward(x_BT, None, *segment).flatten(0, 1), y_BT.flatten())
-            yield loss / (counted / count)
+        logits_BTV = forward(x_BT, None, *segment)
+        yield F.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten(), reduction="sum") / counted
 
 
 def unscale(scaler: torch.amp.GradScaler, optimizers: list[torch.optim.Optimizer]) -> bool:

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from analysis.probes import Probes, make_probes, measure, summary
+import analysis.probes
+from analysis.probes import Probes, look, make_probes, measure, summary
 from analysis.rows import Rows
 from analysis.statistics import REGISTRY, statistic
+from configs.ranks import Ranks
 from configs.schema import Config
 from data.loading import load_source
 from model.backends import BACKENDS
@@ -196,3 +198,18 @@ def test_the_summary_names_the_strongest_head() -> None:
     assert "previous 0.90 (0.1)" in line
     assert "induction 0.50 (1.1)" in line
     assert "0.12" in line
+
+
+@pytest.mark.parametrize("number", [2, 3, 7])
+def test_passes_are_shared_out_and_the_record_of_all_is_that_of_one_process(number, monkeypatch):
+    model, probes, made, told = model_for_repeats(), probes_of_repeats(), [], []
+    monkeypatch.setattr(
+        analysis.probes, "look", lambda m, name, probe: made.append(name) or look(m, name, probe)
+    )
+    for rank in range(number):
+        measure(model, probes, True, Ranks(rank, number, lambda x: told.append(x.clone()) or x))
+    assert sorted(made) == sorted(probes)
+    assert len(told) == number  # one reduction each
+    alone = measure(model, probes, True)
+    for rank in range(number):
+        assert measure(model, probes, True, Ranks(rank, number, lambda x: sum(told))) == alone

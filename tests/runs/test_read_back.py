@@ -44,7 +44,7 @@ def test_a_run_is_read_at_its_newest_step_in_evaluation_mode(kind, run):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_logits_are_those_of_the_model_that_was_trained(changes, precision, tmp_path, monkeypatch):
     kept, build = [], train.build
-    monkeypatch.setattr(train, "build", lambda request: kept.append(build(request)) or kept[-1])
+    monkeypatch.setattr(train, "build", lambda *asked: kept.append(build(*asked)) or kept[-1])
     run = start(tmp_path, model=changes, train={"precision": precision, "steps": 3})
     (trained,) = kept
     ids = trained.source.batch(7).inputs_BT

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from configs.ranks import Ranks
 from configs.schema import Config, Model
 from data.loading import load_source
 from data.sources import IGNORED, Batch
@@ -113,3 +114,17 @@ def test_the_model_is_told_of_documents_where_there_are_some_and_batches_go_to_i
     assert told[0] is None
     assert told[1] is segment_BT
     assert silent == [None, None]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+def test_each_batch_is_read_by_one_rank_and_all_together_say_what_one_process_says(number):
+    """Sums of the ranks, taken one after the other, are given to all in a second round."""
+    gpt, told = model(), []
+    read = [
+        evaluate(gpt, batches((3, 2, 1)), 1.0, Ranks(r, number, lambda x: told.append(x) or x))
+        for r in range(number)
+    ]
+    assert torch.count_nonzero(torch.stack(told)) == 6  # windows
+    whole = evaluate(gpt, batches((3, 2, 1)), 1.0, Ranks(0, number, lambda x: sum(told)))
+    assert whole == evaluate(gpt, batches((3, 2, 1)), 1.0)
+    assert number == 1 or read[0]["loss"] < whole["loss"]

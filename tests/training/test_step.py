@@ -33,7 +33,7 @@ def bigrams(x_BT: torch.Tensor, cache: None) -> torch.Tensor:
 def test_losses_add_up_to_the_mean_over_counted_targets_however_they_fall_into_micro_steps(size, ignored):
     whole = batch(6, ignored)
     expected = F.cross_entropy(bigrams(whole.inputs_BT, None).flatten(0, 1), whole.targets_BT.flatten())
-    losses = list(micro_losses(whole, size, 0, bigrams))
+    losses = list(micro_losses(whole, size, 0, 1, 0, bigrams))
     assert len(losses) == 6 // size
     assert sum(losses).item() == pytest.approx(expected.item(), rel=1e-6)
 
@@ -42,8 +42,9 @@ def test_a_micro_step_that_is_all_padding_costs_nothing_and_changes_nothing():
     whole = batch(4)
     whole.targets_BT[2:] = IGNORED
     expected = F.cross_entropy(bigrams(whole.inputs_BT, None).flatten(0, 1), whole.targets_BT.flatten())
-    (loss,) = micro_losses(whole, 2, 0, bigrams)
+    loss, nothing = micro_losses(whole, 2, 0, 1, 0, bigrams)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert nothing.item() == 0
 
 
 def test_each_micro_step_sees_its_own_documents_and_none_is_told_where_all_is_one():
@@ -55,10 +56,10 @@ def test_each_micro_step_sees_its_own_documents_and_none_is_told_where_all_is_on
         return bigrams(x_BT, cache)
 
     whole = batch(4, segment=True)
-    list(micro_losses(whole, 2, 0, forward))
+    list(micro_losses(whole, 2, 0, 1, 0, forward))
     assert torch.equal(torch.cat([segment for (segment,) in seen]), whole.segment_BT)
     seen.clear()
-    list(micro_losses(batch(4), 2, 0, forward))
+    list(micro_losses(batch(4), 2, 0, 1, 0, forward))
     assert seen == [(), ()]
 
 
@@ -70,7 +71,7 @@ def test_the_masks_of_dropout_hang_on_the_seed_alone_and_differ_between_micro_st
             found.append(F.dropout(torch.ones(50)))
             return bigrams(x_BT, cache)
 
-        list(micro_losses(batch(4), 2, seed, forward))
+        list(micro_losses(batch(4), 2, seed, 1, 0, forward))
         return found
 
     first, second = masks(1)
@@ -120,3 +121,29 @@ def test_without_scaling_nothing_is_touched_and_nothing_is_skipped():
     assert not unscale(made := scaler(enabled=False), optimizers)
     assert made.get_scale() == 1
     assert [parameter.grad[0].item() for parameter in parameters] == [math.inf, pytest.approx(0.1)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 6])
+def test_the_losses_of_all_ranks_add_up_to_that_of_the_global_batch_however_targets_fall_on_them(ranks):
+    """The first rank has no target at all."""
+    whole = batch(6)
+    whole.targets_BT[::ranks] = IGNORED
+    expected = F.cross_entropy(bigrams(whole.inputs_BT, None).flatten(0, 1), whole.targets_BT.flatten())
+    losses = [list(micro_losses(whole, 1, 0, ranks, rank, bigrams)) for rank in range(ranks)]
+    assert [len(own) for own in losses] == [6 // ranks] * ranks
+    assert sum(losses[0]) == 0
+    assert sum(map(sum, losses)).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_a_rank_takes_every_so_manieth_row_and_has_masks_of_its_own():
+    whole, rows, masks = batch(6), [], []
+
+    def forward(x_BT, cache):
+        rows.append(x_BT)
+        masks.append(F.dropout(torch.ones(50)))
+        return bigrams(x_BT, cache)
+
+    for rank in range(2):
+        list(micro_losses(whole, 3, 7, 2, rank, forward))
+    assert torch.equal(torch.stack(rows, dim=1).flatten(0, 1), whole.inputs_BT)
+    assert not torch.equal(*masks)
