@@ -13,6 +13,7 @@ import time
 import pytest
 
 import train
+from analysis import conclusion
 from configs.cli import parse
 from tests.runs.killing import done
 from tests.runs.tiny import ROOT, assert_same, go_on, request
@@ -76,7 +77,7 @@ def test_the_second_may_come_while_the_first_is_served_with_a_save(reference, tm
 def test_a_signal_while_the_heads_are_labelled_ends_that_and_a_resume_makes_up_for_it(
     number, reference, tmp_path
 ):
-    code, words = struck(tmp_path, [(train, "describe_heads", 1, number)])
+    code, words = struck(tmp_path, [(conclusion, "describe_heads", 1, number)])
     run = tmp_path / "run"
     assert code == 130
     assert words.endswith(
@@ -97,7 +98,7 @@ def test_a_signal_in_the_last_step_ends_the_run_ahead_of_the_labels(reference, t
 
 
 def test_a_second_signal_ends_the_closing_of_the_logs_too(tmp_path):
-    code, _ = struck(tmp_path, [(train, "describe_heads", 1, INT), (MirroredLog, "close", 1, INT)])
+    code, _ = struck(tmp_path, [(conclusion, "describe_heads", 1, INT), (MirroredLog, "close", 1, INT)])
     assert code == -INT
 
 
