@@ -7,21 +7,24 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 SMALL, LARGE = 2**22, 2**26  # bytes of a file that describes something, and of one with a list in it
 
 
 @contextmanager
-def held(path: Path) -> Iterator[BinaryIO]:
+def held(path: Path) -> Iterator[FileIO]:
     """An empty file at `path` that is ours alone; it is gone afterwards.
 
     The kernel lets go of it when a process ends, however, so what a killed one has left can be taken.
-    Raises BlockingIOError, with what that one wrote, where somebody holds it.
+    Raises BlockingIOError, with what that one wrote, where somebody holds it, and OSError for a link: what it
+    leads to is not ours to empty.
     """
-    with path.open("a+b") as file:
+    # Unbuffered, so that what a full disk has refused is not tried again as the file is closed.
+    with open(path, "a+b", buffering=0, opener=_no_link) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -48,13 +51,17 @@ def replace_bytes(path: Path, content: bytes) -> None:
         temporary = path.with_name(f"{path.name}.{number}.tmp")
         try:
             with held(temporary) as file:
-                file.write(content)
-                file.flush()
+                left = memoryview(content)
+                while left:  # a disk that fills up takes a part, and says why with the next
+                    left = left[file.write(left) :]
                 os.fsync(file.fileno())
                 temporary.replace(path)
                 return
         except BlockingIOError:  # another process writes this file just now
             continue
+        except OSError as error:
+            error.filename = error.filename or str(path)  # a write that finds no room does not tell where
+            raise
 
 
 def to_disk(path: Path) -> None:
@@ -100,5 +107,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _is_at(path: Path, file: BinaryIO) -> bool:
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def _is_at(path: Path, file: FileIO) -> bool:
     return path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno()))

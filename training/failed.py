@@ -70,7 +70,8 @@ def keep(
         return f"; to see it again: {command}"
     try:
         shutil.rmtree(home, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        home.mkdir()  # not its parents: a run folder that is gone is not made anew
+        temporary.mkdir()
         save_file(tensors, temporary / "batch.safetensors")
         save_file({name: p.detach() for name, p in model.named_parameters()}, temporary / "model.safetensors")
         (temporary / "failed.json").write_text(text, encoding="utf-8")
@@ -78,6 +79,7 @@ def keep(
             to_disk(path)
         temporary.rename(path_of(home, step))
     except (OSError, SafetensorError) as error:
+        shutil.rmtree(home, ignore_errors=True)  # of a full disk it may be the rest
         return f"; its batch could not be kept: {error}"
     return f"; to see it again: {command}"
 
@@ -106,7 +108,7 @@ def replay(folder: Path, precision: str | None) -> tuple[dict[str, Any], dict[st
     model.to(choose_device(c.run.device)).compute_in(PRECISIONS[precision]).train(scale > 0)
     losses = partial(micro_losses, to_device(batch, model.device), c.train.batch_size, seed)
     with torch.set_grad_enabled(scale > 0), watched(model, note):
-        for rank in range(ranks := c.train.ranks or 1):
+        for rank in range(ranks := (c.train.ranks or 1) if scale > 0 else 1):  # of an evaluation one has all
             for loss in losses(ranks, rank, model):
                 note("the loss", loss)
                 if scale > 0:

@@ -38,7 +38,6 @@ def owned(folder: Path, overwrite: bool | None) -> Iterator[None]:
             lock = stack.enter_context(held(folder / LOCK))
             since = datetime.now().isoformat(" ", "minutes")
             lock.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
-            lock.flush()
         except BlockingIOError as other:
             owner = foreign(str(other).strip() or "another process", most=120)
             ways = "wait for its end, end it, or choose another --run.dir"

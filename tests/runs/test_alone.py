@@ -17,7 +17,7 @@ import train
 from configs import UserError, files
 from configs.cli import parse
 from configs.files import held, replace_text
-from tests.runs.tiny import ROOT, assert_same, before_update, contents, request, start
+from tests.runs.tiny import ROOT, assert_same, before_update, contents, files_up_to, request, start
 from training import folder
 from training.folder import owned
 
@@ -168,6 +168,22 @@ def test_a_folder_that_cannot_be_locked_is_refused(tmp_path, monkeypatch):
         pass
 
 
+def test_a_link_in_the_place_of_the_lock_is_refused_and_what_it_leads_to_is_not_emptied(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").symlink_to(tmp_path / "mine.txt")
+    with pytest.raises(UserError, match=r"cannot write to run\.dir"), owned(tmp_path / "run", overwrite=None):
+        pass
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_a_lock_that_finds_no_room_is_told_with_the_folder(tmp_path):
+    told = pytest.raises(UserError, match=r"cannot write to run\.dir .*: File too large")
+    with files_up_to(0), told, owned(tmp_path / "run", overwrite=False):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
 # Files that several write
 
 
@@ -240,6 +256,18 @@ def test_a_write_that_fails_leaves_the_old_text_alone(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         replace_text(path, "new")
     assert (os.listdir(tmp_path), path.read_text()) == (["heads.json"], "old")
+
+
+def test_a_write_that_finds_no_room_tells_which_file_and_a_link_beside_it_is_not_followed(tmp_path):
+    path, mine = tmp_path / "heads.json", tmp_path / "mine.txt"
+    with files_up_to(1000), pytest.raises(OSError, match=r"File too large: .*heads\.json"):
+        replace_text(path, "a" * 5000)
+    assert os.listdir(tmp_path) == []
+    mine.write_text("mine")
+    (tmp_path / "heads.json.0.tmp").symlink_to(mine)
+    with pytest.raises(OSError, match=r"heads\.json"):
+        replace_text(path, "new")
+    assert mine.read_text() == "mine"
 
 
 @pytest.mark.slow

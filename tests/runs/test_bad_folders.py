@@ -65,6 +65,16 @@ def test_a_run_that_is_removed_while_it_trains_stops_and_does_not_come_back_in_p
     assert not (tmp_path / "run").exists()
 
 
+def test_a_failed_step_does_not_bring_a_moved_run_back_in_part(tmp_path, monkeypatch, capsys):
+    def act(folder: Path) -> None:
+        folder.rename(tmp_path / "new")
+        monkeypatch.setattr(train.math, "isfinite", lambda number: False)
+
+    assert strike(tmp_path, monkeypatch, act) == 1
+    assert "its batch could not be kept" in the_line(capsys.readouterr().err, "stopped: step 8")
+    assert not (tmp_path / "run").exists()
+
+
 def test_another_run_in_the_place_of_one_that_was_moved_is_not_written_to(
     reference, tmp_path, monkeypatch, capsys
 ):

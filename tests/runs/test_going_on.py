@@ -19,6 +19,7 @@ from tests.runs.tiny import (
     assert_same,
     before_update,
     contents,
+    files_up_to,
     go_on,
     interrupted,
     last,
@@ -189,16 +190,6 @@ def test_what_would_make_a_resume_inexact_is_reported_once(owner, name, key, tmp
 
 
 # A full disk, acted by a limit on the size of files
-
-
-@contextlib.contextmanager
-def files_up_to(size: int):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_run_whose_checkpoint_finds_no_room_stops_and_goes_on_later(

@@ -147,6 +147,21 @@ def test_of_an_evaluation_the_windows_are_kept_and_there_is_no_backward_pass(tmp
     assert not any(name.startswith("gradient") for name in found)
 
 
+def test_an_evaluation_of_fewer_windows_than_ranks_is_replayed_by_one(tmp_path, monkeypatch):
+    def only_in_evaluation(run):
+        run.model.get_submodule("blocks.1.mlp").register_forward_hook(
+            lambda module, inputs, output: output if module.training else output * math.nan
+        )
+
+    batch = {"train": {"batch_size": 1, "grad_accum": 4}}
+    run, _ = stopped(tmp_path, monkeypatch, only_in_evaluation, 4, **batch)
+    (path,) = run.glob("failed/*/failed.json")
+    about = json.loads(path.read_text())
+    about["config"]["train"]["ranks"] = 2
+    path.write_text(json.dumps(about))
+    assert replay(run, None)[0]["first"] is None
+
+
 def kept_by_hand(folder, batch: Batch):
     """A run folder with a failed step of that batch, of 3 windows in micro-steps of 2."""
     sections = {"train": {"batch_size": 2}, "model": {"dropout": 0.0, "mlp": "swiglu"}}
@@ -216,6 +231,7 @@ def test_a_failed_step_is_complete_or_invisible(name, calls, error, tmp_path, mo
             (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stopped:")]
             assert "the first tensor that is not finite is parameter layer 1, attention.W_v.weight" in line
             assert line.endswith(f"; its batch could not be kept: {error}")
+            assert not (run / "failed").exists()
     run = tmp_path / "run"
     with pytest.raises(UserError, match="has no failed step"):
         replay(run, None)

@@ -3,8 +3,11 @@
 import hashlib
 import json
 import os
+import resource
 import signal
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -126,3 +129,14 @@ def assert_plain_json(path: Path) -> None:
 
     for line in path.read_text().splitlines():
         json.loads(line, parse_constant=refuse)
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """As if the disk had no room for more than so many bytes of a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
