@@ -47,7 +47,9 @@ def stop_evaluating(folder: Path, config: Config, model: GPT, step: int, found: 
     losses = partial(micro_losses, batch_size=config.train.batch_size, dropout_seed=0, ranks=1, rank=0)
     with model.reading():
         there = (to_device(batch, model.device) for batch in found)
-        batch = next(b for b in there if not all(loss.isfinite() for loss in losses(b, forward=model)))
+        lost = (b for b in there if not all(loss.isfinite() for loss in losses(b, forward=model)))
+        if (batch := next(lost, None)) is None:
+            stop(folder, step, "the loss of the evaluation, though it is finite when it is repeated")
         culprit = first_nonfinite(model, losses(batch, forward=model), math.nan)
     stop(folder, step, culprit, keep(folder, config, model, batch, step, culprit, loss_scale=0))
 

@@ -79,6 +79,8 @@ def create(folder: Path, config: Config, tokenizer: Tokenizer) -> None:
         replace_text(folder / "config.yaml", to_yaml(once))
         replace_text(folder / "tokenizer.json", json.dumps(tokenizer.to_json()))
     except OSError as error:
+        if not config.run.overwrite:
+            (folder / "config.yaml").unlink(missing_ok=True)  # half a start is nobody's run
         raise UserError(f"cannot write to run.dir {folder}: {error.strerror}") from None
 
 
