@@ -104,7 +104,7 @@ def parse(argv: list[str]) -> Request:
     if arguments.resume is None:
         config = validate(_merge(values, given), unknown)
         config.train._fill("ranks", processes())
-        if not arguments.dry_run:
+        if not (arguments.dry_run or arguments.print_config):
             _refuse_other_ranks(config)
         return Request(config, None, arguments.print_config, arguments.dry_run)
     folder = Path(arguments.resume)
@@ -222,9 +222,12 @@ def _parser() -> argparse.ArgumentParser:
 def _refuse_other_ranks(config: Config) -> None:
     started, asked = processes(), config.train.ranks
     if asked != started:
-        start = f"torchrun --nproc-per-node {asked} train.py ... starts them"
+        way = f"torchrun --standalone --nproc-per-node {asked} train.py ... starts them"
+        start = f"{asked} processes, not the {started} here: {way}"
+        if asked == 1:
+            start = f"one process, not the {started} here: start it without torchrun"
         keep = _as_large(config.global_batch, config.train.batch_size)
-        raise UserError(f"train.ranks {asked} is {asked} processes, not the {started} here: {start}; {keep}")
+        raise UserError(f"train.ranks {asked} is {start}; {keep}")
 
 
 def _as_large(size: int, batch_size: int) -> str:

@@ -18,6 +18,8 @@ from training.devices import name_of
 from training.optimizers import make_optimizers
 from training.origin import find_origin
 
+ALONE_WITH_FSDP = "train.parallel fsdp has no effect in one process: torchrun starts several"
+
 
 def announce(
     config: Config, model: GPT, source: Mixture, step: int, ceiling: float | None, warnings: list[str]
@@ -42,6 +44,8 @@ def announce(
         lines.append("         by torch.compile: the first step compiles, which may take a minute")
     if config.train.precision == "fp16" and model.device.type == "cpu":
         warnings = [*warnings, "fp16 is slow on a CPU: try bf16"]
+    if config.train.parallel == "fsdp" and config.train.ranks == 1:
+        warnings = [*warnings, ALONE_WITH_FSDP]
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(*lines, sep="\n", flush=True)
@@ -71,7 +75,7 @@ def foresee(config: Config) -> list[str]:
         f"         {blocks:,} of them without embeddings and head; vocabulary {vocab_size:,}",
         f"  train  {_steps(config)}",
         f"         {per_token} FLOPs per token, {per_step} per step, {in_all} in all",
-        f"  memory {total / unit:,.2f} {prefix}B: {each} (of a micro-step, not compiled, on a CPU)",
+        f"  memory {total / unit:,.2f} {prefix}B: {each} {_of_what(config)}",
     ]
 
 
@@ -137,6 +141,14 @@ def _model(config: Config, model: GPT) -> list[str]:
 def _ranks(config: Config) -> str:
     ranks = config.train.ranks or 1
     return "" if ranks == 1 else f" of {ranks} ranks ({config.train.parallel})"
+
+
+def _of_what(config: Config) -> str:
+    ranks, measured = config.train.ranks or 1, "(of a micro-step, not compiled, on a CPU)"
+    if ranks == 1:
+        return measured
+    spared = f"; with fsdp about 1/{ranks} of all but activations" if config.train.parallel == "fsdp" else ""
+    return f"{measured}, on each of {ranks} ranks{spared}"
 
 
 def _steps(config: Config) -> str:

@@ -44,9 +44,20 @@ def test_another_number_than_there_are_is_refused_with_keys_that_keep_the_batch(
     started(here)
     batch = ("--train.batch_size", "6", "--train.grad_accum", "2")
     message = refused("--train.ranks", str(asked), *batch)
-    assert f"torchrun --nproc-per-node {asked}" in message
+    assert f"torchrun --standalone --nproc-per-node {asked}" in message
     words = message[message.index("--train.") :].removesuffix(" keeps the batch").split()
     assert config(*words).global_batch == 12 * asked
+
+
+def test_one_process_is_asked_for_without_torchrun(started):
+    started(2)
+    message = refused("--train.ranks", "1")
+    assert message.startswith("train.ranks 1 is one process, not the 2 here: start it without torchrun; ")
+
+
+def test_a_configuration_is_printed_whatever_number_it_asks_for():
+    argv = ["--train.ranks", "8", "--print_config"]
+    assert parse(argv).config.train.ranks == 8
 
 
 def test_a_dry_run_may_foresee_more_processes_than_there_are():

@@ -217,6 +217,16 @@ def test_a_second_signal_ends_the_process_at_once_and_without_a_traceback(number
     assert done.stderr.strip() == "ending after this step, with a checkpoint; a second signal ends at once"
 
 
+@pytest.mark.parametrize(("rank", "told"), [(0, 1), (1, 0)])
+def test_of_several_processes_the_first_tells_of_a_signal(rank, told, monkeypatch, capfd):
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": 2, "RANK": rank}.items():
+        monkeypatch.setenv(name, str(value))
+    with interruptible() as interrupted:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupted()
+    assert capfd.readouterr().err.count("ending after this step") == told
+
+
 def ask_the_cpu_for_a_pebibyte() -> None:
     torch.empty(2**50, dtype=torch.uint8)
 

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from configs import UserError
 from configs.cli import parse
 from configs.schema import Config
+from data.loading import load_source
 from model.layers import PRECISIONS
 from model.transformer import GPT
 from tests.model.spy import Spy
 from training.optimizers import make_optimizers
-from training.plan import foresee, measure_memory
+from training.plan import ALONE_WITH_FSDP, announce, foresee, measure_memory
 
 ROOT = Path(__file__).parents[2]
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -179,3 +180,18 @@ def test_a_model_of_124_million_parameters_is_foreseen_in_less_memory_than_it_ne
         timeout=60,
     )
     assert int(done.stdout) < 600_000, done.stderr
+
+
+def test_memory_of_several_ranks_is_said_to_be_of_each_and_what_fsdp_spares_not_counted():
+    asked = config(n_layer=1)
+    for parallel, end in {"ddp": "", "fsdp": "; with fsdp about 1/4 of all but activations"}.items():
+        train = asked.train.model_copy(update={"ranks": 4, "parallel": parallel})
+        line = foresee(asked.model_copy(update={"train": train}))[-1]
+        assert line.endswith(f"on a CPU), on each of 4 ranks{end}")
+
+
+def test_fsdp_of_one_process_is_warned_of(capsys):
+    asked = parse(["--train.parallel", "fsdp", "--model.n_layer", "1"]).config
+    source = load_source(asked)
+    announce(asked, GPT(asked.model, source.tokenizer.vocab_size), source, 0, None, [])
+    assert capsys.readouterr().err == f"warning: {ALONE_WITH_FSDP}\n"
