@@ -66,9 +66,8 @@ class JsonLines:
         except OSError:
             there = False
         if not there:
-            gone = f"{self._path} is not the file any more that the records go to"
-            ways = "a run folder that was moved goes on with --resume from its new place"
-            raise Stopped(f"{gone}: {ways}; one that was removed is lost")
+            gone = f"{self._path.parent} was moved or removed while it was written to"
+            raise Stopped(f"{gone}: a run that was moved goes on with --resume from its new place")
         if durable and self._path.is_file():  # other ranks write to the null device
             os.fsync(self._file.fileno())
 
