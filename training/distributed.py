@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -56,13 +56,16 @@ def joined(device: str) -> Iterator[Ranks]:
                 silent.enter_context(redirect_stdout(nowhere))
                 silent.enter_context(redirect_stderr(nowhere))
             yield ranks
+        # The first may have more to do, and torchrun would end it with the others. When it comes here all
+        # is written: it needs nobody any more, and a signal may have ended the others as they waited.
+        with suppress(RuntimeError) if is_first() else nullcontext():
+            _add(torch.zeros(1))
     except RuntimeError as error:
         if not re.search("gloo|nccl|peer|store", str(error), re.IGNORECASE):
             raise
         raise Lost(
             "another process of this run is gone; --resume goes on from its last checkpoint"
         ) from error
-    _add(torch.zeros(1))  # the first may have more to do, and torchrun would end it with the others
     dist.destroy_process_group()  # not after an error: `fail` needs it, and others may never come to an end
 
 

@@ -1,0 +1,43 @@
+"""How a rank ends when others, or torchrun, are gone: without processes, for what they do is given."""
+
+import pytest
+import torch.distributed as dist
+
+from training import distributed
+
+
+@pytest.fixture
+def rank(monkeypatch):
+    """Makes this process one of two."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "all_reduce", gone)
+
+    def be(number: int) -> None:
+        monkeypatch.setenv("RANK", str(number))
+        monkeypatch.setattr(dist, "get_rank", lambda: number)
+
+    return be
+
+
+def gone(*_: object) -> None:
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:54995.")
+
+
+def test_the_first_rank_has_done_its_work_when_it_waits_and_needs_nobody_any_more(rank):
+    """Who is signalled while the page is made ends with 130, though the others have ended at once."""
+    rank(0)
+    with distributed.joined("cpu") as ranks:
+        assert ranks.rank == 0
+
+
+def test_another_tells_in_a_line_that_the_first_is_gone_while_it_waits_for_it(rank):
+    rank(1)
+    with (
+        pytest.raises(distributed.Lost, match="another process of this run is gone"),
+        distributed.joined("cpu"),
+    ):
+        pass
