@@ -42,8 +42,6 @@ def joined(device: str) -> Iterator[Ranks]:
         yield ALONE
         return
     cuda = device in ("auto", "cuda") and torch.cuda.is_available()
-    if device == "mps":
-        raise UserError("run.device mps is for one process: start it without torchrun")
     if cuda and (own := int(os.environ["LOCAL_RANK"])) >= (chips := torch.cuda.device_count()):
         raise UserError(f"torchrun started more processes than there are chips, {chips}; or --run.device cpu")
     if cuda:
@@ -51,6 +49,8 @@ def joined(device: str) -> Iterator[Ranks]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), _add)
     try:
+        if device == "mps":  # told here, where the ranks have met: one message, not one of each
+            raise UserError("run.device mps is for one process: start it without torchrun")
         with Path(os.devnull).open("w") as nowhere, ExitStack() as silent:
             if ranks.rank:
                 silent.enter_context(redirect_stdout(nowhere))

@@ -3,6 +3,7 @@
 import pytest
 import torch.distributed as dist
 
+from configs import UserError
 from training import distributed
 
 
@@ -41,3 +42,12 @@ def test_another_tells_in_a_line_that_the_first_is_gone_while_it_waits_for_it(ra
         distributed.joined("cpu"),
     ):
         pass
+
+
+def test_what_no_rank_can_do_is_refused_when_they_have_met_so_that_it_is_told_once(rank, monkeypatch):
+    rank(1)
+    met = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: met.append(1))
+    with pytest.raises(UserError, match="mps is for one process"), distributed.joined("mps"):
+        pass
+    assert met
