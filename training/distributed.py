@@ -76,6 +76,14 @@ def fail(error: Exception) -> int:
     if not dist.is_initialized():
         print(message, file=sys.stderr)
         return code
+    try:
+        _tell_once(message, error)
+    except dist.DistError:  # what they tell each other by was torchrun's, which is gone
+        print(message, file=sys.stderr)
+    return code
+
+
+def _tell_once(message: str, error: Exception) -> None:
     store = dist.distributed_c10d._get_default_store()
     told_before = store.add("told", 0)
     if store.add(message, 1) == 1 and not (isinstance(error, Lost) and told_before):
@@ -87,7 +95,6 @@ def fail(error: Exception) -> int:
         # With the end of this process torchrun ends the first one, which may be writing down what failed.
         with suppress(RuntimeError):
             store.wait(["over"], timedelta(seconds=20))
-    return code
 
 
 def anywhere(ranks: Ranks, here: Callable[[], bool]) -> Callable[[], bool]:

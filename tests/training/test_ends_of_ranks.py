@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 
 from configs import UserError
-from training import distributed
+from training import Stopped, distributed
 
 
 @pytest.fixture
@@ -51,3 +51,14 @@ def test_what_no_rank_can_do_is_refused_when_they_have_met_so_that_it_is_told_on
     with pytest.raises(UserError, match="mps is for one process"), distributed.joined("mps"):
         pass
     assert met
+
+
+def test_a_message_is_shown_though_torchrun_is_gone_with_what_ranks_tell_each_other_by(monkeypatch, capsys):
+    class Store:
+        def add(self, *_: object) -> int:
+            raise dist.DistNetworkError("Failed to recv, got 0 bytes.")
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", Store)
+    assert distributed.fail(Stopped("the disk is full")) == 1
+    assert capsys.readouterr().err == "stopped: the disk is full\n"
