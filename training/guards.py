@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from configs.ranks import is_first
 from training import Stopped
 from training.checkpoints import State
 from training.distributed import gathered
@@ -112,7 +113,8 @@ def interruptible(saved: bool = False) -> Iterator[Callable[[], bool]]:
             signal.signal(each, signal.SIG_DFL)
         when = "now; all is saved" if saved else "after this step, with a checkpoint"
         with suppress(OSError):  # print fails inside of a print that it interrupts
-            os.write(2, f"\nending {when}; a second signal ends at once\n".encode())
+            if is_first():  # a signal to torchrun comes to all ranks
+                os.write(2, f"\nending {when}; a second signal ends at once\n".encode())
         if saved:
             raise KeyboardInterrupt
 

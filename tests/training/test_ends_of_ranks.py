@@ -1,10 +1,15 @@
 """How a rank ends when others, or torchrun, are gone: without processes, for what they do is given."""
 
+import os
+import signal
+import sys
+
 import pytest
 import torch.distributed as dist
 
 from configs import UserError
 from training import Stopped, distributed
+from training.guards import interruptible
 
 
 @pytest.fixture
@@ -62,3 +67,13 @@ def test_a_message_is_shown_though_torchrun_is_gone_with_what_ranks_tell_each_ot
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", Store)
     assert distributed.fail(Stopped("the disk is full")) == 1
     assert capsys.readouterr().err == "stopped: the disk is full\n"
+
+
+@pytest.mark.parametrize(("number", "lines"), [(0, 1), (1, 0)])
+def test_of_a_signal_to_all_ranks_the_first_alone_speaks(number, lines, rank, capfd):
+    rank(number)
+    with interruptible() as here:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert here()
+    sys.stderr.flush()
+    assert capfd.readouterr().err.count("ending after this step") == lines
