@@ -19,8 +19,11 @@ def held(path: Path) -> Iterator[BinaryIO]:
     """An empty file at `path` that is ours alone; it is gone afterwards.
 
     The kernel lets go of it when a process ends, however, so what a killed one has left can be taken.
-    Raises BlockingIOError, with what that one wrote, where somebody holds it.
+    Raises BlockingIOError, with what that one wrote, where somebody holds it; OSError for what is no file, or
+    a link: whoever passes a folder on could have it empty any file of ours.
     """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise OSError(errno.EINVAL, f"{path.name} is no regular file")
     with path.open("a+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
