@@ -20,11 +20,13 @@ def held(path: Path) -> Iterator[FileIO]:
     """An empty file at `path` that is ours alone; it is gone afterwards.
 
     The kernel lets go of it when a process ends, however, so what a killed one has left can be taken.
-    Raises BlockingIOError, with what that one wrote, where somebody holds it, and OSError for a link: what it
-    leads to is not ours to empty.
+    Raises BlockingIOError, with what that one wrote, where somebody holds it; OSError for what is no file, or
+    a link: whoever passes a folder on could have it empty any file of ours.
     """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise OSError(errno.EINVAL, f"{path.name} is no regular file", str(path))
     # Unbuffered, so that what a full disk has refused is not tried again as the file is closed.
-    with open(path, "a+b", buffering=0, opener=_no_link) as file:
+    with path.open("a+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -105,10 +107,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError("a key stands twice")
     return found
-
-
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _is_at(path: Path, file: FileIO) -> bool:

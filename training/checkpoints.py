@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import ConfigDict, StringConstraints, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -36,8 +36,15 @@ from training.distributed import collected, part_of
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 Optimizers = list[torch.optim.Optimizer]
 HexId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{8}$")]  # it becomes a part of names of files
+Seconds = Annotated[float, Field(ge=0, le=1e12)]  # one is divided by the other
 MOMENTS = {"AdamW": ["step", "exp_avg", "exp_avg_sq"], "Muon": ["momentum"]}
 SCALERS = [{*()}, {*torch.amp.GradScaler("cpu").state_dict()}]
+
+
+def _whole_alarm(alarm: dict[str, Any]) -> dict[str, Any]:
+    if [type(alarm.get(key)) for key in ("score", "layer", "since")] != [str, int, int]:
+        raise ValueError("an alarm says of no score and layer since when")
+    return alarm
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -61,10 +68,11 @@ class State:
     tokens: int = 0
     skipped: int = 0  # steps without an update, because a gradient overflowed in fp16
     scaler: dict[str, int | float] = field(default_factory=dict)  # what scales the loss in fp16
-    seconds: float = 0.0
-    telemetry_seconds: float = 0.0
+    seconds: Seconds = 0.0
+    telemetry_seconds: Seconds = 0.0
     best: tuple[float, int] | None = None
-    alarms: list[dict[str, Any]] = field(default_factory=list)  # what the last probe found beyond limits
+    # what the last probe found beyond limits
+    alarms: list[Annotated[dict[str, Any], AfterValidator(_whole_alarm)]] = field(default_factory=list)
     fingerprint: str = ""  # of the data
     wandb_id: HexId = field(default_factory=lambda: uuid.uuid4().hex[:8])  # under which the run is mirrored
 

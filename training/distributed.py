@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,6 @@ def joined(device: str) -> Iterator[Ranks]:
         yield ALONE
         return
     cuda = device in ("auto", "cuda") and torch.cuda.is_available()
-    if device == "mps":
-        raise UserError("run.device mps is for one process: start it without torchrun")
     if cuda and (own := int(os.environ["LOCAL_RANK"])) >= (chips := torch.cuda.device_count()):
         raise UserError(f"torchrun started more processes than there are chips, {chips}; or --run.device cpu")
     if cuda:
@@ -51,18 +49,23 @@ def joined(device: str) -> Iterator[Ranks]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), _add)
     try:
+        if device == "mps":  # told here, where the ranks have met: one message, not one of each
+            raise UserError("run.device mps is for one process: start it without torchrun")
         with Path(os.devnull).open("w") as nowhere, ExitStack() as silent:
             if ranks.rank:
                 silent.enter_context(redirect_stdout(nowhere))
                 silent.enter_context(redirect_stderr(nowhere))
             yield ranks
+        # The first may have more to do, and torchrun would end it with the others. When it comes here all
+        # is written: it needs nobody any more, and a signal may have ended the others as they waited.
+        with suppress(RuntimeError) if is_first() else nullcontext():
+            _add(torch.zeros(1))
     except RuntimeError as error:
-        if not re.search("gloo|nccl|peer|store", str(error), re.IGNORECASE):
+        if not re.search("gloo/|NCCL|by peer|TCPStore", str(error)):
             raise
         raise Lost(
             "another process of this run is gone; --resume goes on from its last checkpoint"
         ) from error
-    _add(torch.zeros(1))  # the first may have more to do, and torchrun would end it with the others
     dist.destroy_process_group()  # not after an error: `fail` needs it, and others may never come to an end
 
 
@@ -73,6 +76,14 @@ def fail(error: Exception) -> int:
     if not dist.is_initialized():
         print(message, file=sys.stderr)
         return code
+    try:
+        _tell_once(message, error)
+    except dist.DistError:  # what they tell each other by was torchrun's, which is gone
+        print(message, file=sys.stderr)
+    return code
+
+
+def _tell_once(message: str, error: Exception) -> None:
     store = dist.distributed_c10d._get_default_store()
     told_before = store.add("told", 0)
     if store.add(message, 1) == 1 and not (isinstance(error, Lost) and told_before):
@@ -83,8 +94,7 @@ def fail(error: Exception) -> int:
     elif not isinstance(error, Lost):
         # With the end of this process torchrun ends the first one, which may be writing down what failed.
         with suppress(RuntimeError):
-            store.wait(["over"], timedelta(seconds=20))
-    return code
+            store.wait(["over"], timedelta(seconds=10))
 
 
 def anywhere(ranks: Ranks, here: Callable[[], bool]) -> Callable[[], bool]:

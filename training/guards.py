@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from configs.ranks import is_first
+from configs.ranks import is_first, processes
 from training import Stopped
 from training.checkpoints import State
 from training.distributed import gathered
@@ -112,8 +112,8 @@ def interruptible(saved: bool = False) -> Iterator[Callable[[], bool]]:
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_DFL)
         when = "now; all is saved" if saved else "after this step, with a checkpoint"
-        if is_first():
-            with suppress(OSError):  # print fails inside of a print that it interrupts
+        with suppress(OSError):  # print fails inside of a print that it interrupts
+            if is_first():  # a signal to torchrun comes to all ranks
                 os.write(2, f"\nending {when}; a second signal ends at once\n".encode())
         if saved:
             raise KeyboardInterrupt
@@ -121,6 +121,10 @@ def interruptible(saved: bool = False) -> Iterator[Callable[[], bool]]:
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: bool(received)
+    except BaseException:
+        if processes() > 1:  # torchrun ends those that are left, which have to tell why and to close the logs
+            before[signal.SIGTERM] = signal.SIG_IGN
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -159,6 +159,22 @@ def test_a_lock_that_holds_anything_is_told_within_a_line(tmp_path):
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "folder"])
+def test_a_lock_that_is_no_file_of_its_own_is_refused_and_what_it_leads_to_stays(kind, tmp_path):
+    """Runs are passed around: whoever goes on with one must not lose a file of theirs by it."""
+    run, mine = tmp_path / "run", tmp_path / "mine.txt"
+    run.mkdir()
+    if kind == "link":
+        mine.write_text("precious")
+    if kind.startswith("link"):
+        (run / "lock").symlink_to(mine)
+    else:
+        (os.mkfifo if kind == "pipe" else os.mkdir)(run / "lock")
+    with pytest.raises(UserError, match="lock is no regular file"), owned(run, overwrite=None):
+        pass
+    assert (mine.read_text() if mine.exists() else None) == ("precious" if kind == "link" else None)
+
+
 def test_a_folder_that_cannot_be_locked_is_refused(tmp_path, monkeypatch):
     def none(*_: object) -> None:
         raise OSError(37, "No locks available")

@@ -205,6 +205,20 @@ def test_a_signal_is_noted_and_handlers_come_back(number):
     assert [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)] == before
 
 
+@pytest.mark.parametrize(("processes", "left"), [(1, signal.SIG_DFL), (2, signal.SIG_IGN)])
+def test_what_one_of_several_processes_has_to_tell_is_not_cut_off_by_torchrun(processes, left, monkeypatch):
+    """It sends a signal to all that are left when one has gone."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(RuntimeError), interruptible():
+            raise RuntimeError
+        assert signal.getsignal(signal.SIGTERM) == left
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_the_process_at_once_and_without_a_traceback(number):
     code = (

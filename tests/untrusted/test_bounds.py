@@ -142,6 +142,10 @@ def test_a_context_whose_rotary_tables_are_too_large_is_refused_and_a_part_of_it
         ({"scaler": {"scale": 1.0}}, "loss"),
         ({"best": [1.0]}, "best"),
         ({"tokens": "many"}, "tokens"),
+        ({"telemetry_seconds": 1e308}, "telemetry_seconds"),
+        ({"seconds": -1.0}, "seconds"),
+        ({"alarms": [{}]}, "an alarm"),
+        ({"alarms": [{"score": [], "layer": 0, "since": 1}]}, "an alarm"),
     ],
     ids=str,
 )
