@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from typing import Any
 
@@ -28,6 +29,13 @@ def foreign(value: Any, most: int = 60) -> str:
 def printable(text: str) -> str:
     """With escapes for what cannot be printed, ends of lines among it."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def out_of_memory(error: BaseException) -> str | None:
+    """What an allocator says that had not enough, on the CPU or a device; None of another error."""
+    told = str(error).split("\n")[0].rstrip(".")
+    short = isinstance(error, MemoryError) or re.search("out of memory|can't allocate memory", told)
+    return f"out of memory: {told}" if short else None
 
 
 def looks(line: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from configs import UserError
 from configs.cli import Parser
-from configs.screen import show_anything
+from configs.screen import out_of_memory, show_anything
 
 
 def serve(parser: Parser, work: Callable[[Namespace], None], argv: list[str], verbatim: str) -> None:
@@ -51,6 +51,11 @@ def exits() -> Iterator[None]:
         if not isinstance(error, BrokenPipeError):  # as in `| head`: the reader has enough
             print(f"stopped: {error}", file=sys.stderr)
             sys.exit(1)
+    except (RuntimeError, MemoryError) as error:
+        if not (told := out_of_memory(error)):
+            raise
+        print(f"stopped: {told}; ask for less at once, such as fewer --sequences", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.ranks import is_first, processes
+from configs.screen import out_of_memory
 from training import Stopped
 from training.checkpoints import State
 from training.distributed import gathered
@@ -92,11 +93,10 @@ def enough_memory(state: State) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        told = str(error).split("\n")[0]
-        if not (isinstance(error, MemoryError) or re.search("out of memory|can't allocate memory", told)):
+        if not (told := out_of_memory(error)):
             raise
         ways = "try a smaller train.batch_size; --dry_run tells what a run needs"
-        raise Stopped(f"after step {state.step}: out of memory: {told.rstrip('.')}; {ways}") from error
+        raise Stopped(f"after step {state.step}: {told}; {ways}") from error
 
 
 @contextmanager
