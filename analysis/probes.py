@@ -109,10 +109,8 @@ def look(model: GPT, name: str, probe: Probe, *substitutes: Substitute, losses: 
             for statistic, function in wanted.items():
                 value_H = function(rows)
                 if value_H.shape != (H,):
-                    got = tuple(value_H.shape)
-                    raise ValueError(
-                        f"statistic {statistic!r} must return {H} numbers, one per head; got shape {got}"
-                    )
+                    got = f"must return {H} numbers, one per head; got shape {tuple(value_H.shape)}"
+                    raise ValueError(f"statistic {statistic!r} {got}")
                 found[statistic][seen.layer] = value_H.cpu()  # not every device has float64
 
     probe = probe.to(model.device)

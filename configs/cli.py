@@ -129,9 +129,7 @@ def _resumed(folder: Path, given: dict[str, Any], unknown: list[str]) -> Config:
         raise UserError(f"a step of this run has {sizes}: {keep}")
     fixed = FIXED if same_size else FIXED | {"train.batch_size", "train.grad_accum"}
     was, asked = flat(then), flat(config)
-    changed = [
-        f"{key} (was {shown(was[key])}, asked {shown(asked[key])})" for key in KEYS if was[key] != asked[key]
-    ]
+    changed = [f"{k} (was {shown(was[k])}, asked {shown(asked[k])})" for k in KEYS if was[k] != asked[k]]
     if refused := [change for change in changed if change.split()[0] in fixed]:
         raise UserError(f"a resumed run keeps {', '.join(refused)}; start a new run to change that")
     return config
@@ -143,9 +141,7 @@ def parse_or_exit(argv: list[str]) -> Request:
     try:
         if not argv:
             start = f"--config FILE (configs/ has {', '.join(presets())})"
-            raise UserError(
-                f"give {start} to start a run, or --resume DIR to go on with one; --help has more"
-            )
+            raise UserError(f"give {start} to start a run or --resume DIR to go on with one; --help has more")
         request = parse(argv)
     except UserError as error:
         if not is_first():

@@ -59,9 +59,7 @@ def joined(device: str) -> Iterator[Ranks]:
     except RuntimeError as error:
         if not re.search("gloo|nccl|peer|store", str(error), re.IGNORECASE):
             raise
-        raise Lost(
-            "another process of this run is gone; --resume goes on from its last checkpoint"
-        ) from error
+        raise Lost("another process of this run is gone; go on with --resume") from error
     _add(torch.zeros(1))  # the first may have more to do, and torchrun would end it with the others
     dist.destroy_process_group()  # not after an error: `fail` needs it, and others may never come to an end
 

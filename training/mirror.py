@@ -160,9 +160,7 @@ class MirroredLog(JsonLines):
                     _end(run, exit_code=1)
 
 
-def log_evaluation(
-    folder: Path, config: Config, mode: str, rows: list[dict[str, Any]], picture: Path
-) -> None:
+def log_evaluation(folder: Path, config: Config, mode: str, rows: list[dict[str, Any]], image: Path) -> None:
     """A run of its own there, below `folder`, with the table of the heads and the picture."""
     config = config.model_copy(update={"log": config.log.model_copy(update={"wandb": mode})})
     run, watch = None, Watch()
@@ -173,7 +171,7 @@ def log_evaluation(
                 from wandb import Image
 
                 _show_heads(run, rows)
-                run.log({"heads/picture": Image(str(picture))})
+                run.log({"heads/picture": Image(str(image))})
                 _end(run, exit_code=0)
     except (Exception, SystemExit) as error:
         _warn(f"{_line(error)}; {folder} has everything")
