@@ -134,9 +134,7 @@ def prune(folder: Path, config: CheckpointConfig, best_step: int | None) -> None
 def find_intact(folder: Path, step: int | None = None) -> tuple[Path, list[str]]:
     """The checkpoint of `step`, or the newest that is whole; also says what is wrong with newer ones.
 
-    The last of these words says which is used in their place.
-
-    Raises `UserError` where there is none.
+    The last of these words says which is used in their place. Raises `UserError` where there is none.
     """
     faults, steps = list[str](), steps_in(folder)
     there = ", ".join(map(str, steps)) or "none"

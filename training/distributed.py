@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -51,11 +51,10 @@ def joined(device: str) -> Iterator[Ranks]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), _add)
     try:
-        with Path(os.devnull).open("w") as nowhere, ExitStack() as silent:
-            if ranks.rank:
-                silent.enter_context(redirect_stdout(nowhere))
-                silent.enter_context(redirect_stderr(nowhere))
-            yield ranks
+        with Path(os.devnull).open("w") as nowhere:
+            out, err = (nowhere, nowhere) if ranks.rank else (sys.stdout, sys.stderr)
+            with redirect_stdout(out), redirect_stderr(err):
+                yield ranks
     except RuntimeError as error:
         if not re.search("gloo|nccl|peer|store", str(error), re.IGNORECASE):
             raise

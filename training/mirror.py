@@ -103,10 +103,9 @@ class MirroredLog(JsonLines):
 
     def heads(self, rows: list[dict[str, Any]]) -> None:
         """Show what heads.json holds as a table, one head a row."""
-        if self._run is None or not rows:
-            return
-        with self._forgiving():
-            _show_heads(self._run, rows)
+        if self._run is not None and rows:
+            with self._forgiving():
+                _show_heads(self._run, rows)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
