@@ -218,10 +218,8 @@ def record_of(passes: dict[str, Pass], probes: Probes, bos_trained: bool) -> dic
 
 def summary(record: dict[str, Any]) -> str:
     """One line of a record: the strongest head of the best-known kinds, as `name score (layer.head)`."""
-    found = {
-        name: best(record["scores"][name]) or (math.nan, "none") for name in ("previous", "induction", "sink")
-    }
-    parts = ["{} {:.2f} ({})".format(name, *pair) for name, pair in found.items()]
+    found = {name: best(record["scores"][name]) for name in ("previous", "induction", "sink")}
+    parts = ["{} {:.2f} ({})".format(name, *(pair or (math.nan, "none"))) for name, pair in found.items()]
     loss = record["model"]["repeat_loss_2"]
     return f"{', '.join(parts)}; second-repeat loss {math.nan if loss is None else loss:.2f}"
 

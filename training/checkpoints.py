@@ -19,6 +19,7 @@ import torch
 from pydantic import ConfigDict, StringConstraints, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from configs import UserError
 from configs.files import read_json, sha256_of, to_disk
@@ -221,9 +222,7 @@ def refuse_other(path: Path, config: ModelConfig, vocab_size: int) -> None:
     open_weights(path, imagined(config, vocab_size))
 
 
-def open_weights(
-    path: Path, like: Mapping[str, torch.Tensor], may_lack: tuple[str, ...] = ()
-) -> dict[str, Stored]:
+def open_weights(path: Path, like: Mapping[str, Tensor], may_lack: tuple[str, ...] = ()) -> dict[str, Stored]:
     """The weights of an intact checkpoint, still in their file; `UserError` if `like` has other shapes."""
     saved = open_tensors(path / "model.safetensors")
     shapes = {name: [*tensor.shape] for name, tensor in like.items()}
