@@ -62,9 +62,7 @@ Count, Size = partial(Key, ge=0), partial(Key, ge=1, le=2**20)
 
 class Run(Section):
     dir: str = Key("runs/default", min_length=1, description="folder that receives the run")
-    device: Literal["auto", "cpu", "cuda", "mps"] = Key(
-        "auto", description="where the model lives; auto: cuda where there is one, else cpu"
-    )
+    device: Literal["auto", "cpu", "cuda", "mps"] = Key("auto", description="auto: cuda if there, else cpu")
     seed: int = Count(1, description="seed of initialisation, data order, dropout, evaluation and probes")
     overwrite: bool = Key(False, description="empty a run folder that is in use and start afresh")
 
@@ -90,9 +88,7 @@ class Data(Section):
     stages: list[Stage] = Key(
         [], description='mixtures in turn [{"until": 9, "weights": {"repeats": 1}}, {"weights": {"text": 1}}]'
     )
-    path: str | None = Key(
-        None, description="text: a file or a glob of files, UTF-8; hf: the same, also .jsonl and .parquet"
-    )
+    path: str | None = Key(None, description="text: a file or a glob, UTF-8; hf: also .jsonl and .parquet")
     name: str | None = Key(None, description=f"hf: a data set of the hub, {', '.join(HUB)}, or a folder")
     subset: str | None = Key(None, description="hf: configuration of the data set")
     revision: str | None = Key(None, description="hf: branch, tag or commit of the data set")
@@ -184,7 +180,7 @@ class Model(Section):
     qk_norm: bool = Key(False, description="queries and keys to root mean square 1, per head")
     qk_gain: float | None = Key(None, ge=1e-4, le=1000, description="factor on both after qk_norm (null: 1)")
     scale: Literal["sqrt", "none", "linear"] = Key(
-        "sqrt", description="scores times 1/sqrt(d_head), 1 or 1/d_head"
+        "sqrt", description="scores over sqrt(d_head), 1 or d_head"
     )
     qk: Literal["separate", "tied", "identity"] = Key(
         "separate", description="tied: W_k is W_q; identity: queries and keys are what the layer reads"
@@ -268,9 +264,7 @@ class Train(Section):
     batch_size: int = Size(32, description="sequences per micro-step and rank")
     grad_accum: int = Size(1, description="micro-steps per optimizer step")
     ranks: int | None = Size(None, description="processes that share a step (null: those of torchrun)")
-    parallel: Literal["ddp", "fsdp"] = Key(
-        "ddp", description="how they share a model: a whole copy each, or (fully_shard) a part each"
-    )
+    parallel: Literal["ddp", "fsdp"] = Key("ddp", description="ranks have a copy, or (fully_shard) a part")
     precision: Literal["fp32", "bf16", "fp16"] = Key(
         "fp32", description="of the linear layers; the rest is fp32. fp16: with loss scaling"
     )
@@ -309,9 +303,7 @@ class Log(Section):
     )
     project: str = Key("headlight", min_length=1, description="Weights & Biases project")
     group: str | None = Key(None, description="Weights & Biases group, such as the seeds of one setting")
-    image_every: int | None = Key(
-        None, ge=0, description="steps between heat maps there (null: a tenth of the run); 0: never"
-    )
+    image_every: int | None = Key(None, ge=0, description="steps between heat maps (null: run / 10); 0: off")
 
 
 class Config(Section):
