@@ -56,7 +56,7 @@ def places(act, folder: Path, step: int):
         yield place
 
 
-@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_may_die_at_each_change_that_it_makes_to_a_file(stride, tmp_path):
     (tmp_path / "reference").mkdir()
     reference, run = start(tmp_path / "reference", **SHORT), tmp_path / "run"
@@ -69,7 +69,7 @@ def test_a_run_may_die_at_each_change_that_it_makes_to_a_file(stride, tmp_path):
         shutil.rmtree(run)
 
 
-@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.slow)])
 def test_overwriting_may_die_at_each_change_and_leaves_the_old_run_or_the_new_or_says_what_is_lost(
     stride, tmp_path
 ):
