@@ -16,7 +16,7 @@ import train
 from configs.cli import parse
 from tests.runs.killing import SAVES, assert_ends_as, attempt, done, dying, kill
 from tests.runs.test_wandb import OFFLINE, assert_told
-from tests.runs.tiny import ROOT, assert_same, go_on, request, start
+from tests.runs.tiny import ROOT, Killed, assert_same, go_on, request, start
 from training import checkpoints
 
 SHORT = {
@@ -69,7 +69,7 @@ def test_a_run_may_die_at_each_change_that_it_makes_to_a_file(stride, tmp_path):
         shutil.rmtree(run)
 
 
-@pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.slow)])
 def test_overwriting_may_die_at_each_change_and_leaves_the_old_run_or_the_new_or_says_what_is_lost(
     stride, tmp_path
 ):
@@ -95,6 +95,18 @@ def test_overwriting_may_die_at_each_change_and_leaves_the_old_run_or_the_new_or
         assert_same(run, reference)
         shutil.rmtree(run)
         shutil.copytree(old, run)
+
+
+def test_overwriting_takes_checkpoints_ahead_of_their_records(reference, tmp_path, monkeypatch):
+    run = shutil.copytree(reference("adamw"), tmp_path / "run")
+
+    def die(path: Path) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(shutil, "rmtree", die)
+        train.main(parse(request(tmp_path, run={"overwrite": "true"})))
+    assert (run / "metrics.jsonl").exists()
 
 
 def test_a_start_that_died_with_its_first_files_is_begun_again_or_gone_on_with(reference, tmp_path):
