@@ -108,14 +108,16 @@ def test_the_records_up_to_a_checkpoint_are_on_the_disk_before_it_is(tmp_path, m
         if target.name.startswith("step-"):
             records = (tmp_path / "run" / "metrics.jsonl").stat()
             assert flushed[records.st_ino] == records.st_size
-            assert {file.stat().st_ino for file in path.iterdir()} <= flushed.keys()
-            seen.append(target.name)
+            assert {file.stat().st_ino for file in (path, *path.iterdir())} <= flushed.keys()
+            flushed.pop(target.parent.stat().st_ino, None)  # it is to be flushed once this is in it
+            seen.append(target)
         return rename(path, target)
 
     monkeypatch.setattr(os, "fsync", syncing)
     monkeypatch.setattr(Path, "rename", renaming)
     start(tmp_path, log={"every": 3})
     assert len(seen) == 5
+    assert seen[-1].parent.stat().st_ino in flushed
 
 
 # Not to be written or read: the tests may belong to root, whom no mode stops

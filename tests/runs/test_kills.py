@@ -97,16 +97,22 @@ def test_overwriting_may_die_at_each_change_and_leaves_the_old_run_or_the_new_or
         shutil.copytree(old, run)
 
 
-def test_overwriting_takes_checkpoints_ahead_of_their_records(reference, tmp_path, monkeypatch):
-    run = shutil.copytree(reference("adamw"), tmp_path / "run")
+def test_overwriting_takes_checkpoints_ahead_of_their_records_so_that_nothing_begins_anew_in_silence(
+    reference, tmp_path, monkeypatch, capsys
+):
+    run, remove = shutil.copytree(reference("adamw"), tmp_path / "run"), shutil.rmtree
 
     def die(path: Path) -> None:
+        remove(path)
         raise Killed
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(shutil, "rmtree", die)
+    monkeypatch.setattr(shutil, "rmtree", die)
+    with pytest.raises(Killed):
         train.main(parse(request(tmp_path, run={"overwrite": "true"})))
     assert (run / "metrics.jsonl").exists()
+    assert not (run / "checkpoints").exists()
+    assert go_on(run) == 2
+    assert "start afresh with --config" in capsys.readouterr().err
 
 
 def test_a_start_that_died_with_its_first_files_is_begun_again_or_gone_on_with(reference, tmp_path):

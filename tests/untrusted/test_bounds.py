@@ -177,6 +177,8 @@ def test_weights_that_are_not_finite_are_refused(good):
     tensors = load_file(good.folder / path)
     tensors["final_norm.weight"][3] = torch.nan
     assert "final_norm.weight has what are no finite floats" in good.refusal(path, save(tensors))
+    tensors["final_norm.weight"] = torch.ones(16, dtype=torch.int32)
+    assert "final_norm.weight has what are no finite floats" in good.refusal(path, save(tensors))
 
 
 @pytest.mark.parametrize(
