@@ -9,15 +9,13 @@ from configs.schema import Config
 Alarm = dict[str, Any]  # `score`, `layer`, `value` (None: not finite), `since`, `text`
 
 
-def alarms(
-    record: dict[str, Any], config: Config, step: int = 0, before: Sequence[Alarm] = ()
-) -> list[Alarm]:
+def alarms(record: dict[str, Any], config: Config, step: int = 0, last: Sequence[Alarm] = ()) -> list[Alarm]:
     """What the `attention` record of `step` has beyond the limits of `config.alarm`, by layer.
 
     Entropy collapse (Zhai et al. 2023, 2303.06296): the mean of `entropy_normalized` over the heads is low.
     Logit explosion (Dehghani et al. 2023, 2302.05442; Wortsman et al. 2023, 2309.14322): a head's `max_logit`
     is high.
-    `since` is the step of the first probe in a row that found it, by `before`, what the last probe gave.
+    `since` is the step of the first probe in a row that found it, by `last`, what the one before gave.
     """
     limits, beyond = config.alarm, []
     for layer, row in enumerate(record["scores"]["entropy_normalized"]):
@@ -31,7 +29,7 @@ def alarms(
         if 0 < limits.max_logit < largest:
             what = f"the largest attention logit is {largest:,.5g}, above {limits.max_logit:,g}"
             beyond.append(("max_logit", layer, row[head], f"layer {layer}, head {head}: {what}"))
-    since = {(alarm["score"], alarm["layer"]): alarm["since"] for alarm in before}
+    since = {(alarm["score"], alarm["layer"]): alarm["since"] for alarm in last}
     ways = "lower optimizer.lr, raise optimizer.warmup_steps"
     ways += "" if config.model.qk_norm else ", or start anew with model.qk_norm true"
     return [

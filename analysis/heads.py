@@ -87,7 +87,7 @@ def describe_heads(
     heads: list[dict[str, Any]] = []
     for layer, head in itertools.product(range(model.config.n_layer), range(model.config.n_head)):
         own, equal, random, least, most = (
-            {name: rows[layer][head] for name, rows in table.items()} for table in tables
+            {name: rows[layer][head] for name, rows in t.items()} for t in tables
         )
         null = {name: {"uniform": equal[name], "random_init": random[name]} for name in own}
         ci = {name: None if least[name] is None else [least[name], most[name]] for name in own}

@@ -62,7 +62,7 @@ class Pass(NamedTuple):
     scores: Scores
     substituted: list[Scores]
     losses_BT: Tensor  # B x (T - 1): at place t that of predicting token t + 1
-    skipped: int  # rows that saw nothing, over layers and heads
+    skipped: Tensor  # how many rows saw nothing, over layers and heads
 
 
 def make_probes(source: Mixture, context_length: int, sequences: int, seed: int) -> Probes:
@@ -99,20 +99,17 @@ def look(model: GPT, name: str, probe: Probe, *substitutes: Substitute, losses: 
     # In place from the start: small tensors that outlive a layer would keep the memory around them in pieces.
     L, H = model.config.n_layer, model.config.n_head
     scores = [{s: torch.empty(L, H, dtype=torch.float64) for s in wanted} for _ in (None, *substitutes)]
-    skipped = 0
+    skipped = torch.tensor(0)
 
     def collect(seen: Observation) -> None:
-        nonlocal skipped
-        skipped += int((seen.lse_BHT == -naive.INF).sum())
+        skipped.add_((seen.lse_BHT == -naive.INF).sum().cpu())
         for found, substitute in zip(scores, (lambda seen: seen, *substitutes), strict=True):
             rows = rows_of(substitute(seen), probe.block_length)
             for statistic, function in wanted.items():
                 value_H = function(rows)
                 if value_H.shape != (H,):
-                    got = tuple(value_H.shape)
-                    raise ValueError(
-                        f"statistic {statistic!r} must return {H} numbers, one per head; got shape {got}"
-                    )
+                    got = f"must return {H} numbers, one per head; got shape {tuple(value_H.shape)}"
+                    raise ValueError(f"statistic {statistic!r} {got}")
                 found[statistic][seen.layer] = value_H.cpu()  # not every device has float64
 
     probe = probe.to(model.device)
@@ -166,7 +163,8 @@ def measure(model: GPT, probes: Probes, bos_trained: bool, ranks: Ranks = ALONE)
         name: look(model, name, probe) if ranks.has(number) else _blank(model, name, probe)
         for number, (name, probe) in enumerate(probes.items())
     }
-    return record_of(_added(passes, ranks), probes, bos_trained)
+    _add_up(passes, ranks)
+    return record_of(passes, probes, bos_trained)
 
 
 def _blank(model: GPT, name: str, probe: Probe) -> Pass:
@@ -174,19 +172,15 @@ def _blank(model: GPT, name: str, probe: Probe) -> Pass:
     shape = model.config.n_layer, model.config.n_head
     scores = {statistic: torch.zeros(shape, dtype=torch.float64) for statistic in _statistics(name)}
     losses_BT = torch.zeros(probe.tokens_BT[:, 1:].shape if name in PREDICTED else 0)
-    return Pass(scores, [], losses_BT, 0)
+    return Pass(scores, [], losses_BT, torch.tensor(0))
 
 
-def _added(passes: dict[str, Pass], ranks: Ranks) -> dict[str, Pass]:
-    """The sum over ranks of each number, by one reduction of all."""
-    numbers = [number for one in passes.values() for number in (*one.scores.values(), one.losses_BT)]
-    numbers.append(skipped := torch.tensor([one.skipped for one in passes.values()]))
+def _add_up(passes: dict[str, Pass], ranks: Ranks) -> None:
+    """Each number becomes its sum over ranks, by one reduction of all."""
+    numbers = [n for one in passes.values() for n in (*one.scores.values(), one.losses_BT, one.skipped)]
     flat = ranks.add(torch.cat([number.double().flatten() for number in numbers]))
     for number, sums in zip(numbers, flat.split([number.numel() for number in numbers]), strict=True):
         number.copy_(sums.view_as(number))
-    return {
-        name: one._replace(skipped=n) for (name, one), n in zip(passes.items(), skipped.tolist(), strict=True)
-    }
 
 
 def record_of(passes: dict[str, Pass], probes: Probes, bos_trained: bool) -> dict[str, Any]:
@@ -212,7 +206,7 @@ def record_of(passes: dict[str, Pass], probes: Probes, bos_trained: bool) -> dic
         "sequences": sequences,
         "length": length,
         "icl_places": [[part.start, part.stop] for part in (early, late)],
-        "skipped_rows": text.skipped,
+        "skipped_rows": int(text.skipped),
         "nonfinite": sum(int((~value.isfinite()).sum()) for value in (*scores.values(), *behaviour.values())),
     }
     return {
@@ -224,10 +218,8 @@ def record_of(passes: dict[str, Pass], probes: Probes, bos_trained: bool) -> dic
 
 def summary(record: dict[str, Any]) -> str:
     """One line of a record: the strongest head of the best-known kinds, as `name score (layer.head)`."""
-    found = {
-        name: best(record["scores"][name]) or (math.nan, "none") for name in ("previous", "induction", "sink")
-    }
-    parts = ["{} {:.2f} ({})".format(name, *pair) for name, pair in found.items()]
+    found = {name: best(record["scores"][name]) for name in ("previous", "induction", "sink")}
+    parts = ["{} {:.2f} ({})".format(name, *(pair or (math.nan, "none"))) for name, pair in found.items()]
     loss = record["model"]["repeat_loss_2"]
     return f"{', '.join(parts)}; second-repeat loss {math.nan if loss is None else loss:.2f}"
 

@@ -30,9 +30,7 @@ def add_timeline(
     first, second = ([r["model"][f"repeat_loss_{n}"] for r in records] for n in (1, 2))
     scores = {name: [record["scores"][name] for record in records] for name in records[-1]["scores"]}
     # A loss that is not finite is None: of that a half is not known.
-    fell = [
-        step for step, a, b in zip(steps, first, second, strict=True) if a and b is not None and b < a / 2
-    ]
+    fell = [at for at, a, b in zip(steps, first, second, strict=True) if a and b is not None and b < a / 2]
     document["summary"]["timeline"] = {
         "steps": steps,
         "repeat_loss_1": first,

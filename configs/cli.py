@@ -122,17 +122,13 @@ def _resumed(folder: Path, given: dict[str, Any], unknown: list[str]) -> Config:
     config = validate(_merge(here, given), unknown)
     _refuse_other_ranks(config)
     then = validate(saved)
-    same_size = then.global_batch == config.global_batch
-    if not same_size and config.train.ranks != (then.train.ranks or 1):
+    if then.global_batch != config.global_batch:
         keep = _as_large(then.global_batch, config.train.batch_size)
         sizes = f"{then.global_batch} sequences, here it would have {config.global_batch}"
         raise UserError(f"a step of this run has {sizes}: {keep}")
-    fixed = FIXED if same_size else FIXED | {"train.batch_size", "train.grad_accum"}
     was, asked = flat(then), flat(config)
-    changed = [
-        f"{key} (was {shown(was[key])}, asked {shown(asked[key])})" for key in KEYS if was[key] != asked[key]
-    ]
-    if refused := [change for change in changed if change.split()[0] in fixed]:
+    changed = [f"{k} (was {shown(was[k])}, asked {shown(asked[k])})" for k in KEYS if was[k] != asked[k]]
+    if refused := [change for change in changed if change.split()[0] in FIXED]:
         raise UserError(f"a resumed run keeps {', '.join(refused)}; start a new run to change that")
     return config
 
@@ -143,9 +139,7 @@ def parse_or_exit(argv: list[str]) -> Request:
     try:
         if not argv:
             start = f"--config FILE (configs/ has {', '.join(presets())})"
-            raise UserError(
-                f"give {start} to start a run, or --resume DIR to go on with one; --help has more"
-            )
+            raise UserError(f"give {start} to start a run or --resume DIR to go on with one; --help has more")
         request = parse(argv)
     except UserError as error:
         if not is_first():

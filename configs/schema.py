@@ -62,9 +62,7 @@ Count, Size = partial(Key, ge=0), partial(Key, ge=1, le=2**20)
 
 class Run(Section):
     dir: str = Key("runs/default", min_length=1, description="folder that receives the run")
-    device: Literal["auto", "cpu", "cuda", "mps"] = Key(
-        "auto", description="where the model lives; auto: cuda where there is one, else cpu"
-    )
+    device: Literal["auto", "cpu", "cuda", "mps"] = Key("auto", description="auto: cuda if there, else cpu")
     seed: int = Count(1, description="seed of initialisation, data order, dropout, evaluation and probes")
     overwrite: bool = Key(False, description="empty a run folder that is in use and start afresh")
 
@@ -90,21 +88,15 @@ class Data(Section):
     stages: list[Stage] = Key(
         [], description='mixtures in turn [{"until": 9, "weights": {"repeats": 1}}, {"weights": {"text": 1}}]'
     )
-    path: str | None = Key(
-        None, description="text: a file or a glob of files, UTF-8; hf: the same, also .jsonl and .parquet"
-    )
-    name: str | None = Key(
-        None, description=f"hf: a data set of the hub, {', '.join(HUB)}, or a folder with one"
-    )
+    path: str | None = Key(None, description="text: a file or a glob, UTF-8; hf: also .jsonl and .parquet")
+    name: str | None = Key(None, description=f"hf: a data set of the hub, {', '.join(HUB)}, or a folder")
     subset: str | None = Key(None, description="hf: configuration of the data set")
     revision: str | None = Key(None, description="hf: branch, tag or commit of the data set")
     split: str | None = Key(None, description="hf: split that is read (null: train)")
     text_column: str | None = Key(None, description="hf: column that holds the text (null: text)")
     streaming: bool | None = Key(None, description="hf: read without downloading all first (null: true)")
     take: int | None = Key(None, ge=1, description="hf: documents read (null: all)")
-    new_document: str | None = Key(
-        None, description="hf: where rows are lines, what matches the first line of a document"
-    )
+    new_document: str | None = Key(None, description="hf: rows are lines; what a document's first matches")
     windows: Literal["anywhere", "documents"] | None = Key(
         None,
         description="hf: where windows begin; documents: whole ones side by side, padded (null: anywhere)",
@@ -115,9 +107,7 @@ class Data(Section):
         description="a token per character, per byte, trained on the corpus, that of the published model in "
         "model.init_from (hf), or one of tiktoken's",
     )
-    vocab_size: int | None = Key(
-        None, ge=257, le=2**20, description="bpe: tokens in all, BOS included (null: 4096)"
-    )
+    vocab_size: int | None = Key(None, ge=257, le=2**20, description="bpe: tokens, BOS included (null: 4096)")
     bos: bool = Key(True, description="put the token BOS in front of every window")
     val_fraction: float | None = Key(
         None, gt=0, lt=1, description="validation: the last share (null: 0.1); hf: documents by hash (0.01)"
@@ -148,13 +138,9 @@ class Data(Section):
         for key, default in HF_DEFAULTS.items():
             self._fill(key, default, hf, "data.source hf")
         if hf and self.path and (self.subset or self.revision or self.split != "train"):
-            raise ValueError(
-                "subset, revision and split choose from data.name; the files of data.path have none"
-            )
+            raise ValueError("subset, revision and split are of data.name; the files of data.path have none")
         if hf and self.tokenizer == "char":
-            raise ValueError(
-                "source hf has no tokenizer char, for it would read all first: use byte, bpe or gpt2"
-            )
+            raise ValueError("source hf has no tokenizer char, which reads all first: use byte, bpe or gpt2")
         self._fill("vocab_size", 4096, self.tokenizer == "bpe", "data.tokenizer bpe")
         self._fill("val_fraction", 0.01 if hf else 0.1, bool(whole) or hf, "a text source")
         ends = [stage.until or 0 for stage in self.stages]
@@ -187,16 +173,14 @@ class Model(Section):
     position: Literal["rotary", "learned"] = Key("rotary", description="how positions enter")
     rope_theta: float | None = Key(None, gt=1, description="base of the rotary wavelengths (null: 10000)")
     context_length: int = Key(64, ge=MIN_CONTEXT, le=2**20, description="tokens in a window")
-    backend: Backend = Key(
-        "auto", description="T x T matrix, fused kernels, blocks of rows; auto: sdpa mostly"
-    )
+    backend: Backend = Key("auto", description="T x T matrix, fused kernels, row blocks; auto: mostly sdpa")
     dropout: float = Key(0.0, ge=0, lt=1, description="on embedding, attention weights, residual branches")
     bias: bool = Key(False, description="biases in linear layers and layernorms")
     tie_embeddings: bool = Key(False, description="output layer and token embedding share weights")
     qk_norm: bool = Key(False, description="queries and keys to root mean square 1, per head")
     qk_gain: float | None = Key(None, ge=1e-4, le=1000, description="factor on both after qk_norm (null: 1)")
     scale: Literal["sqrt", "none", "linear"] = Key(
-        "sqrt", description="scores times 1/sqrt(d_head), 1 or 1/d_head"
+        "sqrt", description="scores over sqrt(d_head), 1 or d_head"
     )
     qk: Literal["separate", "tied", "identity"] = Key(
         "separate", description="tied: W_k is W_q; identity: queries and keys are what the layer reads"
@@ -211,9 +195,7 @@ class Model(Section):
     gate: bool = Key(False, description="each head's output times a sigmoid of the token, per head")
     logit_softcap: float = Key(0.0, ge=0, le=1e6, description="logits become c tanh(z / c); 0: off")
     embed_norm: bool = Key(False, description="embedding to root mean square 1")
-    init: Literal["gpt2", "zero_residual"] = Key(
-        "gpt2", description="of N(0, 0.02), or blocks that start as identity"
-    )
+    init: Literal["gpt2", "zero_residual"] = Key("gpt2", description="N(0, 0.02), or blocks as identity")
     init_from: str | None = Key(
         None,
         min_length=1,
@@ -250,9 +232,7 @@ class Model(Section):
 
 
 class Optimizer(Section):
-    name: Literal["adamw", "muon"] = Key(
-        "adamw", description="muon: on the blocks' matrices; AdamW on the rest"
-    )
+    name: Literal["adamw", "muon"] = Key("adamw", description="muon: on matrices of blocks; AdamW: the rest")
     lr: float = Key(1e-3, gt=0, description="peak rate of AdamW")
     beta1: float = Key(0.9, ge=0, lt=1, description="AdamW: decay of the mean")
     beta2: float = Key(0.99, ge=0, lt=1, description="AdamW: decay of the mean square")
@@ -283,12 +263,8 @@ class Train(Section):
     steps: int = Key(1000, ge=1, le=10**12, description="optimizer steps")
     batch_size: int = Size(32, description="sequences per micro-step and rank")
     grad_accum: int = Size(1, description="micro-steps per optimizer step")
-    ranks: int | None = Size(
-        None, description="processes that share a step (null: as many as torchrun has started)"
-    )
-    parallel: Literal["ddp", "fsdp"] = Key(
-        "ddp", description="how they share a model: a whole copy each, or (fully_shard) a part each"
-    )
+    ranks: int | None = Size(None, description="processes that share a step (null: those of torchrun)")
+    parallel: Literal["ddp", "fsdp"] = Key("ddp", description="ranks have a copy, or (fully_shard) a part")
     precision: Literal["fp32", "bf16", "fp16"] = Key(
         "fp32", description="of the linear layers; the rest is fp32. fp16: with loss scaling"
     )
@@ -308,22 +284,13 @@ class Probe(Section):
 
 class Alarm(Section):
     entropy: float = Key(
-        0.05,
-        ge=0,
-        lt=1,
-        description="probes warn of a layer whose mean entropy_normalized is below it (entropy collapse); "
-        "0, or probe.every 0: never",
+        0.05, ge=0, lt=1, description="warn of a layer's mean entropy_normalized below it (collapse); 0: off"
     )
-    max_logit: float = Count(
-        1000.0,
-        description="probes warn of a layer where a max_logit is above it (logit explosion); 0: never, too",
-    )
+    max_logit: float = Count(1000.0, description="warn of a max_logit above it (explosion); 0: off")
 
 
 class Checkpoint(Section):
-    every: int = Count(
-        500, description="steps between checkpoints, besides the first and last; 0: only those"
-    )
+    every: int = Count(500, description="steps between checkpoints, beside first and last; 0: only those")
     log_spaced: bool = Key(False, description="also at 0, 1, 2, 4 ... 512, 1024, 1536 ..., kept for good")
     keep_last: int = Size(3, description="newest checkpoints kept")
     keep_best: bool = Key(True, description="also save and keep the lowest validation loss")
@@ -336,9 +303,7 @@ class Log(Section):
     )
     project: str = Key("headlight", min_length=1, description="Weights & Biases project")
     group: str | None = Key(None, description="Weights & Biases group, such as the seeds of one setting")
-    image_every: int | None = Key(
-        None, ge=0, description="steps between heat maps there (null: a tenth of the run); 0: never"
-    )
+    image_every: int | None = Key(None, ge=0, description="steps between heat maps (null: run / 10); 0: off")
 
 
 class Config(Section):

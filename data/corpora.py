@@ -23,9 +23,7 @@ def load_text(source: str, path: str | None) -> str:
         return shakespeare()
     paths = files_of(path or "")
     if rows := [path for path in paths if path.lower().endswith((".jsonl", ".parquet"))]:
-        raise UserError(
-            f"data.path: {rows[0]} holds rows, whose text data.source hf reads; text reads plain text"
-        )
+        raise UserError(f"data.path: {rows[0]} holds rows, which data.source hf reads; text reads plain text")
     text = "".join(map(_read, paths))
     if not text:
         raise UserError(f"data.path {path!r} holds no text")

@@ -47,9 +47,7 @@ def _served(tokenizer: ours.Tokenizer) -> Tokenizer:
     marks = {} if tokenizer.bos is None else {BOS: tokenizer.bos}
     if isinstance(tokenizer, ours.CharTokenizer):
         ids = {character: i for i, character in enumerate(tokenizer.characters)}
-        served = Tokenizer(
-            models.WordLevel(ids | marks, unk_token="")
-        )  # no token: what is unknown is refused
+        served = Tokenizer(models.WordLevel(ids | marks, unk_token=""))  # no token: unknown text is refused
         served.pre_tokenizer, served.decoder = Split(Regex(r"[\s\S]"), "isolated"), decoders.Fuse()
     elif isinstance(tokenizer, BytePairTokenizer):
         encoding = tokenizer.encoding

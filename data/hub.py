@@ -31,9 +31,7 @@ PIECE = 2**20  # characters
 CUT = re.compile(r"(?<=\S\n)(?=\w)|(?<=\S)(?= \w)")
 COMPRESSIONS = {".gz", ".bz2", ".xz"}
 KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}  # all else is plain text
-NO_NETWORK = (
-    "HF_HUB_OFFLINE=1 reads what data.streaming false has downloaded before, data.path reads files of yours"
-)
+NO_NETWORK = "HF_HUB_OFFLINE=1 reads what data.streaming false has downloaded before, data.path your files"
 
 
 class Piece(NamedTuple):
@@ -144,9 +142,7 @@ class Corpus:
         said = " ".join(str(error).split("\nExample of usage")[0].split())
         if self.files:
             return f"cannot read {self.place}: {said}"
-        ways = (
-            NO_NETWORK if isinstance(error, ConnectionError) else "see data.subset, data.split, data.revision"
-        )
+        ways = NO_NETWORK if isinstance(error, ConnectionError) else "see data.subset, split and revision"
         return f"data.name {self.place}: {said}; {ways}"
 
 

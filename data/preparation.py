@@ -135,9 +135,7 @@ def _request(config: Data) -> dict[str, Any]:
         found = sorted(path.relative_to(name) for path in name.rglob("*") if path.is_file())
         paths = [name / path for path in found if not any(part.startswith(".") for part in path.parts)]
         request["name"] = None
-    request["files"] = [
-        [path.name, path.stat().st_size, path.stat().st_mtime_ns, _ends(path)] for path in paths
-    ]
+    request["files"] = [[one.name, one.stat().st_size, one.stat().st_mtime_ns, _ends(one)] for one in paths]
     request["tokenizer"] = {key: getattr(config, key) for key in ("tokenizer", "vocab_size", "bos")}
     return request
 

@@ -165,10 +165,10 @@ def byte_level(
 def _of_folder(path: Path) -> tuple[Tokenizer, int, int | None, int | None]:
     names = ("tokenizer_config.json", "special_tokens_map.json", "config.json")
     settings = {name: read_json(path / name) for name in names if (path / name).is_file()}
-    for name in ("tokenizer.json", "vocab.json", "merges.txt"):
-        if (path / name).is_file():
-            refuse_large(path / name, LARGE)
-    tokenizer, vocab, merges = (str(path / name) for name in ("tokenizer.json", "vocab.json", "merges.txt"))
+    files = [path / name for name in ("tokenizer.json", "vocab.json", "merges.txt")]
+    for file in filter(Path.is_file, files):
+        refuse_large(file, LARGE)
+    tokenizer, vocab, merges = map(str, files)
     if Path(tokenizer).is_file():
         served = _calm(lambda: Tokenizer.from_file(tokenizer))
     elif Path(merges).is_file():

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from configs import UserError
-from configs.files import SMALL, refuse_large
+from configs.files import read_json, refuse_large
 from configs.schema import Data
 from data.bpe import MOST_TOKENS
 
@@ -44,8 +44,7 @@ def read_meta(folder: Path) -> Meta:
     """meta.json. Raises `UserError` for a damaged one."""
     path = folder / "meta.json"
     try:
-        refuse_large(path, SMALL)
-        meta = Meta.model_validate_json(path.read_text(encoding="utf-8"), strict=True)
+        meta = Meta.model_validate(read_json(path), strict=True)
         if not 0 <= (meta.bos or 0) < meta.vocab_size:
             raise ValueError(f"bos {meta.bos} in a vocabulary of {meta.vocab_size}")
     except (OSError, ValueError) as error:

@@ -82,9 +82,7 @@ def _row(path: Path, number: int, line: str) -> _Row:
     if len(columns) != 10 or len(line) > LONGEST_LINE or not columns[1]:
         form = "a form" if columns[1:2] != [""] else "no form"
         got = f"{form}, {len(columns)} columns, {len(line)} characters"
-        raise UserError(
-            f"{place}: {got}; a word has a form, 10 columns and {LONGEST_LINE} characters at most"
-        )
+        raise UserError(f"{place}: {got}; a word has a form, 10 columns, {LONGEST_LINE} characters at most")
     try:
         identity, head = parse_id_value(columns[0]), parse_int_value(columns[6])
     except (ParseException, ValueError):  # Python's own for thousands of digits

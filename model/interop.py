@@ -63,9 +63,7 @@ class Family:
         cells = {row[0]: row[column].split("=") for row in keys if row[column] != "-"}
         self.keys = {ours: cell[0] for ours, cell in cells.items()}
         self.gguf = {row[3]: self.keys[row[0]] for row in keys if row[0] in self.keys and row[3] != "-"}
-        self.defaults = {
-            cell[0]: None if cell[1] == "null" else cell[1] for cell in cells.values() if cell[1:]
-        }
+        self.defaults = {key: None if v == "null" else v for key, *rest in cells.values() for v in rest}
 
 
 GELUS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu2": "relu2"}

@@ -28,6 +28,4 @@ def make_norm(config: ModelConfig) -> nn.Module:
     if config.norm == "rmsnorm":
         return nn.RMSNorm(config.d_model, config.norm_eps, elementwise_affine=config.norm_gain)
     assert config.norm_eps
-    return nn.LayerNorm(
-        config.d_model, config.norm_eps, elementwise_affine=config.norm_gain, bias=config.bias
-    )
+    return nn.LayerNorm(config.d_model, config.norm_eps, config.norm_gain, config.bias)

@@ -32,9 +32,7 @@ def open_tensors(path: Path) -> dict[str, Stored]:
                 raise OSError(f"its header has {length:,} bytes, and {SMALL:,} are the most")
         file = safe_open(path, "pt")
         names = file.keys()
-        return {
-            name: Stored(file.get_slice(name).get_shape(), partial(file.get_tensor, name)) for name in names
-        }
+        return {n: Stored(file.get_slice(n).get_shape(), partial(file.get_tensor, n)) for n in names}
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UserError(f"cannot read {foreign(path.name)}: {foreign(str(reason), 200)}") from None

@@ -10,7 +10,7 @@ import json
 import platform
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ import torch
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from configs import UserError
 from configs.files import read_json, sha256_of, to_disk
@@ -142,9 +143,7 @@ def prune(folder: Path, config: CheckpointConfig, best_step: int | None) -> None
 def find_intact(folder: Path, step: int | None = None) -> tuple[Path, list[str]]:
     """The checkpoint of `step`, or the newest that is whole; also says what is wrong with newer ones.
 
-    The last of these words says which is used in their place.
-
-    Raises `UserError` where there is none.
+    The last of these words says which is used in their place. Raises `UserError` where there is none.
     """
     faults, steps = list[str](), steps_in(folder)
     there = ", ".join(map(str, steps)) or "none"
@@ -214,7 +213,7 @@ def load_weights(path: Path, model: GPT, may_lack: tuple[str, ...] = (), finite:
     Parameters whose names end as one of `may_lack` does may be missing, there or here: they stay as they are.
     """
     parameters = dict(model.named_parameters())
-    saved = open_weights(path, {name: p.shape for name, p in parameters.items()}, may_lack)
+    saved = open_weights(path, parameters, may_lack)
     with torch.no_grad():
         for name in parameters.keys() & saved.keys():
             value = saved[name].read()
@@ -228,15 +227,13 @@ def refuse_other(path: Path, config: ModelConfig, vocab_size: int) -> None:
     if config.n_layer > len(open_tensors(path / "model.safetensors")):
         raise UserError(f"{path} holds another model than config gives: {config.n_layer:,} layers")
     refuse_long(config)
-    open_weights(path, {name: p.shape for name, p in imagined(config, vocab_size).items()})
+    open_weights(path, imagined(config, vocab_size))
 
 
-def open_weights(
-    path: Path, want: Mapping[str, Sequence[int]], may_lack: tuple[str, ...] = ()
-) -> dict[str, Stored]:
-    """The weights of an intact checkpoint, still in their file; `UserError` if they have other shapes."""
+def open_weights(path: Path, like: Mapping[str, Tensor], may_lack: tuple[str, ...] = ()) -> dict[str, Stored]:
+    """The weights of an intact checkpoint, still in their file; `UserError` if `like` has other shapes."""
     saved = open_tensors(path / "model.safetensors")
-    shapes = {name: [*shape] for name, shape in want.items()}
+    shapes = {name: [*tensor.shape] for name, tensor in like.items()}
     have = {name: stored.shape for name, stored in saved.items()}
     differ = [name for name in {**shapes, **have} if shapes.get(name) != have.get(name)]
     if wrong := [name for name in differ if not name.endswith(may_lack)]:

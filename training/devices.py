@@ -46,9 +46,7 @@ def compiled(model: GPT) -> Callable[..., Tensor]:
             get_cpp_compiler()
         except InvalidCxxCompiler:
             ways = "install g++ (or clang++ and set CXX), or set train.compile false"
-            raise UserError(
-                f"train.compile needs a C++ compiler on a CPU, and none is found: {ways}"
-            ) from None
+            raise UserError(f"train.compile needs a C++ compiler on a CPU; none is found: {ways}") from None
     return torch.compile(model)
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -51,11 +51,10 @@ def joined(device: str) -> Iterator[Ranks]:
     try:
         if device == "mps":  # told here, where the ranks have met: one message, not one of each
             raise UserError("run.device mps is for one process: start it without torchrun")
-        with Path(os.devnull).open("w") as nowhere, ExitStack() as silent:
-            if ranks.rank:
-                silent.enter_context(redirect_stdout(nowhere))
-                silent.enter_context(redirect_stderr(nowhere))
-            yield ranks
+        with Path(os.devnull).open("w") as nowhere:
+            out, err = (nowhere, nowhere) if ranks.rank else (sys.stdout, sys.stderr)
+            with redirect_stdout(out), redirect_stderr(err):
+                yield ranks
         # The first may have more to do, and torchrun would end it with the others. When it comes here all
         # is written: it needs nobody any more, and a signal may have ended the others as they waited.
         with suppress(RuntimeError) if is_first() else nullcontext():
@@ -63,9 +62,7 @@ def joined(device: str) -> Iterator[Ranks]:
     except RuntimeError as error:
         if not re.search("gloo/|NCCL|by peer|TCPStore", str(error)):
             raise
-        raise Lost(
-            "another process of this run is gone; --resume goes on from its last checkpoint"
-        ) from error
+        raise Lost("another process of this run is gone; go on with --resume") from error
     dist.destroy_process_group()  # not after an error: `fail` needs it, and others may never come to an end
 
 

@@ -51,20 +51,18 @@ def stop_evaluating(folder: Path, config: Config, model: GPT, step: int, found: 
         if (batch := next(lost, None)) is None:
             stop(folder, step, "the loss of the evaluation, though it is finite when it is repeated")
         culprit = first_nonfinite(model, losses(batch, forward=model), math.nan)
-    stop(folder, step, culprit, keep(folder, config, model, batch, step, culprit, loss_scale=0))
+    stop(folder, step, culprit, keep(folder, config, model, batch, step, culprit, scale=0))
 
 
-def keep(
-    folder: Path, config: Config, model: GPT, batch: Batch, step: int, culprit: str, loss_scale: float
-) -> str:
-    """Write a failed step into the run `folder`; says how to replay it, or why it could not be written.
+def keep(run: Path, config: Config, model: GPT, batch: Batch, step: int, culprit: str, scale: float) -> str:
+    """Write a failed step into the folder of its run; says how to replay it, or why it could not be written.
 
     Of several ranks the first writes, and `model` has the whole weights.
 
-    `loss_scale` multiplied the loss ahead of the backward pass; 0: it was an evaluation, and there was none.
+    `scale` multiplied the loss ahead of the backward pass; 0: it was an evaluation, and there was none.
     """
-    home, command = folder / "failed", f"python -m scripts.replay {folder}"
-    about = {"step": step, "culprit": culprit, "loss_scale": loss_scale, "replay": command}
+    home, command = run / "failed", f"python -m scripts.replay {run}"
+    about = {"step": step, "culprit": culprit, "loss_scale": scale, "replay": command}
     text = json.dumps(about | {"config": config.model_dump()}, indent=1)
     tensors = {name: part.contiguous() for name, part in batch._asdict().items() if part is not None}
     temporary = home / "tmp"

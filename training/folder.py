@@ -67,11 +67,10 @@ def refuse_used(folder: Path, overwrite: bool) -> None:
 
 
 def create(folder: Path, config: Config, tokenizer: Tokenizer) -> None:
-    """Make the folder, or empty that of a run to be overwritten, which it is until it is the new one."""
+    """Begin in a folder of ours, or empty that of a run to overwrite, which it is until it is the new one."""
     # Overwriting is meant once: who repeats this run from its config.yaml must not lose another.
     once = config.model_copy(update={"run": config.run.model_copy(update={"overwrite": False})})
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         # A kill may leave checkpoints that are damaged or gone, never one without its records.
         for path in sorted(folder.iterdir()) if config.run.overwrite else ():
             if path.name not in ("config.yaml", "tokenizer.json", LOCK):

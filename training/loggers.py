@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from tqdm import tqdm
@@ -16,29 +16,21 @@ from configs.files import LARGE, refuse_large, replace_text
 from configs.screen import foreign, looks
 from training import Stopped
 
-STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
-
-class _Losses(BaseModel):
-    model_config = STRICT
-    repeat_loss_1: float | None
-    repeat_loss_2: float | None
-
-
-class _Record(BaseModel):
-    model_config = STRICT
-    kind: str
-    step: int = Field(ge=0, le=10**12)
+def _form(**fields: Any) -> type[BaseModel]:
+    return create_model("form", __config__=ConfigDict(strict=True, allow_inf_nan=False), **fields)
 
 
 NUMBER: Any = float | None
-SCORES: Any = dict[str, list[list[float | None]]]
-FORMS: dict[str, type[BaseModel]] = {  # what records must have to be drawn
-    "train": create_model("train", __base__=_Record, loss=float),
-    "eval": create_model("eval", __base__=_Record, loss=float, loss_sem=NUMBER, bits_per_byte=float),
-    "attention": create_model("attention", __base__=_Record, scores=SCORES, model=_Losses),
-    "end": create_model("end", __base__=_Record, seconds=float),
+PLAIN: dict[str, Any] = {"kind": str, "step": Annotated[int, Field(ge=0, le=10**12)]}
+LOSSES = _form(repeat_loss_1=NUMBER, repeat_loss_2=NUMBER)
+FORMS = {  # what records must have to be drawn
+    "train": _form(**PLAIN, loss=float),
+    "eval": _form(**PLAIN, loss=float, loss_sem=NUMBER, bits_per_byte=float),
+    "attention": _form(**PLAIN, scores=dict[str, list[list[NUMBER]]], model=LOSSES),
+    "end": _form(**PLAIN, seconds=float),
 }
+OTHER = _form(**PLAIN)
 
 
 class JsonLines:
@@ -108,7 +100,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
             for line in iter(partial(file.readline, LARGE), b""):
                 if line.endswith(b"\n") or len(line) == LARGE:
                     record = json.loads(line)
-                    FORMS.get(record["kind"], _Record).model_validate(record)
+                    FORMS.get(record["kind"], OTHER).model_validate(record)
                     records.append(record)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())

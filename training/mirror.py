@@ -103,10 +103,9 @@ class MirroredLog(JsonLines):
 
     def heads(self, rows: list[dict[str, Any]]) -> None:
         """Show what heads.json holds as a table, one head a row."""
-        if self._run is None or not rows:
-            return
-        with self._forgiving():
-            _show_heads(self._run, rows)
+        if self._run is not None and rows:
+            with self._forgiving():
+                _show_heads(self._run, rows)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
@@ -160,9 +159,7 @@ class MirroredLog(JsonLines):
                     _end(run, exit_code=1)
 
 
-def log_evaluation(
-    folder: Path, config: Config, mode: str, rows: list[dict[str, Any]], picture: Path
-) -> None:
+def log_evaluation(folder: Path, config: Config, mode: str, rows: list[dict[str, Any]], image: Path) -> None:
     """A run of its own there, below `folder`, with the table of the heads and the picture."""
     config = config.model_copy(update={"log": config.log.model_copy(update={"wandb": mode})})
     run, watch = None, Watch()
@@ -173,7 +170,7 @@ def log_evaluation(
                 from wandb import Image
 
                 _show_heads(run, rows)
-                run.log({"heads/picture": Image(str(picture))})
+                run.log({"heads/picture": Image(str(image))})
                 _end(run, exit_code=0)
     except (Exception, SystemExit) as error:
         _warn(f"{_line(error)}; {folder} has everything")

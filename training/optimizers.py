@@ -54,9 +54,8 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
     """The optimizers of all parameters; each group remembers its peak rate as `peak_lr`."""
     named = dict(model.named_parameters())
-    muon = {
-        n: p for n, p in named.items() if config.name == "muon" and n.startswith("blocks.") and p.dim() == 2
-    }
+    matrices = {n: p for n, p in named.items() if n.startswith("blocks.") and p.dim() == 2}
+    muon = matrices if config.name == "muon" else {}
     rest = [p for name, p in named.items() if name not in muon]
     groups = [
         {"params": [p for p in rest if p.dim() == 2], "weight_decay": config.weight_decay},

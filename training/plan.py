@@ -29,6 +29,8 @@ def announce(
     stands = f", going on after step {step}" if step else ""
     if step == config.train.steps:
         stands = ", already complete"
+    ranks = config.train.ranks or 1
+    shared = f" of {ranks} ranks ({config.train.parallel})" if ranks > 1 else ""
     speed = "" if ceiling is None else f", which multiplies matrices at {ceiling / 1e9:,.0f} GFLOP/s"
     lines = [
         config.run.dir + stands,
@@ -36,7 +38,7 @@ def announce(
         *(f"         {line}" for line in more),
         *_model(config, model),
         f"  train  {_steps(config)}",
-        f"         on {name_of(model.device)}{_ranks(config)}{speed}",
+        f"         on {name_of(model.device)}{shared}{speed}",
     ]
     if config.model.init_from and not step:
         lines.append(f"         from the weights of {config.model.init_from}")
@@ -136,11 +138,6 @@ def _model(config: Config, model: GPT) -> list[str]:
         f"  model  {shape}: {model.num_parameters():,} parameters",
         f"         attention on {backend}, linear layers in {config.train.precision}",
     ]
-
-
-def _ranks(config: Config) -> str:
-    ranks = config.train.ranks or 1
-    return "" if ranks == 1 else f" of {ranks} ranks ({config.train.parallel})"
 
 
 def _of_what(config: Config) -> str:

@@ -1,8 +1,10 @@
 """How many processes share a step: as torchrun says, a part of the configuration, never silently another."""
 
+import time
+
 import pytest
 
-from configs.cli import load_config, parse, to_yaml
+from configs.cli import load_config, parse, parse_or_exit, to_yaml
 from configs.ranks import Ranks, is_first, processes
 from tests.configs.asked import config, refused
 
@@ -60,6 +62,22 @@ def test_a_configuration_is_printed_whatever_number_it_asks_for():
     assert parse(argv).config.train.ranks == 8
 
 
+def test_of_several_processes_one_tells_what_is_wrong_and_another_leaves_it_the_time_to(
+    started, monkeypatch, capsys
+):
+    waits = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    for rank in (0, 1):
+        started(2, rank)
+        with pytest.raises(SystemExit, match="2"):
+            parse_or_exit(["--train.steps", "0"])
+        assert len(waits) == rank
+        capsys.readouterr()
+        with pytest.raises(SystemExit, match="0"):
+            parse_or_exit(["--print_config"])
+        assert ("steps: 1000" in capsys.readouterr().out) == (rank == 0)
+
+
 def test_a_dry_run_may_foresee_more_processes_than_there_are():
     assert parse(["--train.ranks", "64", "--dry_run"]).config.global_batch == 64 * 32
 
@@ -74,6 +92,7 @@ def test_a_run_goes_on_by_any_number_that_keeps_its_batch_and_is_told_how(then, 
     words = message[message.index("--train.") :].removesuffix(" keeps the batch").split()
     again = config("--resume", str(folder), *words)
     assert (again.global_batch, again.train.ranks) == (12 * then, now)
+    assert again.train.batch_size == max(n for n in (1, 2, 3, 6) if 12 * then // now % n == 0)
 
 
 def test_a_number_that_cannot_share_the_batch_is_told_so(started, tmp_path):

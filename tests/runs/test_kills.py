@@ -16,7 +16,7 @@ import train
 from configs.cli import parse
 from tests.runs.killing import SAVES, assert_ends_as, attempt, done, dying, kill
 from tests.runs.test_wandb import OFFLINE, assert_told
-from tests.runs.tiny import ROOT, assert_same, go_on, request, start
+from tests.runs.tiny import ROOT, Killed, assert_same, go_on, request, start
 from training import checkpoints
 
 SHORT = {
@@ -56,7 +56,7 @@ def places(act, folder: Path, step: int):
         yield place
 
 
-@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_may_die_at_each_change_that_it_makes_to_a_file(stride, tmp_path):
     (tmp_path / "reference").mkdir()
     reference, run = start(tmp_path / "reference", **SHORT), tmp_path / "run"
@@ -95,6 +95,24 @@ def test_overwriting_may_die_at_each_change_and_leaves_the_old_run_or_the_new_or
         assert_same(run, reference)
         shutil.rmtree(run)
         shutil.copytree(old, run)
+
+
+def test_overwriting_takes_checkpoints_ahead_of_their_records_so_that_nothing_begins_anew_in_silence(
+    reference, tmp_path, monkeypatch, capsys
+):
+    run, remove = shutil.copytree(reference("adamw"), tmp_path / "run"), shutil.rmtree
+
+    def die(path: Path) -> None:
+        remove(path)
+        raise Killed
+
+    monkeypatch.setattr(shutil, "rmtree", die)
+    with pytest.raises(Killed):
+        train.main(parse(request(tmp_path, run={"overwrite": "true"})))
+    assert (run / "metrics.jsonl").exists()
+    assert not (run / "checkpoints").exists()
+    assert go_on(run) == 2
+    assert "start afresh with --config" in capsys.readouterr().err
 
 
 def test_a_start_that_died_with_its_first_files_is_begun_again_or_gone_on_with(reference, tmp_path):

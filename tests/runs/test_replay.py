@@ -162,6 +162,21 @@ def test_an_evaluation_of_fewer_windows_than_ranks_is_replayed_by_one(tmp_path, 
     assert replay(run, None)[0]["first"] is None
 
 
+def test_of_an_evaluation_the_windows_that_went_wrong_are_kept_not_the_first(tmp_path, monkeypatch):
+    found = []
+
+    def in_the_second_batch(run):
+        _, second, *_ = run.source.validation(4, 0)
+        found.append(second.inputs_BT)
+        run.model.token_embedding.register_forward_hook(
+            lambda module, inputs, out: out * math.nan if torch.equal(inputs[0], second.inputs_BT) else out
+        )
+
+    run, _ = stopped(tmp_path, monkeypatch, in_the_second_batch, 4)
+    kept = load_file(run / "failed" / "step-00000005" / "batch.safetensors")
+    assert torch.equal(kept["inputs_BT"], found[0])
+
+
 def kept_by_hand(folder, batch: Batch):
     """A run folder with a failed step of that batch, of 3 windows in micro-steps of 2."""
     sections = {"train": {"batch_size": 2}, "model": {"dropout": 0.0, "mlp": "swiglu"}}
@@ -296,4 +311,17 @@ def test_a_failed_json_that_no_run_wrote_is_refused(change, tmp_path):
     path = run / "failed" / "step-00000003" / "failed.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UserError):
+        replay(run, None)
+
+
+def test_a_config_that_promises_another_model_than_its_weights_is_refused_before_one_is_made(
+    tmp_path, monkeypatch
+):
+    run, _ = kept_by_hand(tmp_path, windows(False))
+    path = run / "failed" / "step-00000003" / "failed.json"
+    about = json.loads(path.read_text())
+    about["config"]["model"]["d_mlp"] = 2**20
+    path.write_text(json.dumps(about))
+    monkeypatch.setattr(failed, "GPT", None)
+    with pytest.raises(UserError, match=r"is damaged: .* holds another model"):
         replay(run, None)

@@ -50,11 +50,18 @@ def strike_at(owner, name, call, *numbers):
     setattr(owner, name, striking)
 
 
-@pytest.mark.parametrize("numbers", [(INT, INT), (TERM, INT), (INT, TERM)], ids=str)
+PLACES = [(train, "update"), (train, "evaluate"), (train, "measure"), (checkpoints, "save_file")]
+PAIRS = [(INT, INT), (TERM, INT), (INT, TERM)]
+
+
 @pytest.mark.parametrize(
-    ("owner", "name"),
-    [(train, "update"), (train, "evaluate"), (train, "measure"), (checkpoints, "save_file")],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ("owner", "name", "numbers"),
+    [  # each place with a pair, and each pair in a step; the slow suite has all
+        pytest.param(*place, pair, id=f"{place[1]}-{pair}", marks=() if soon else pytest.mark.slow)
+        for n, place in enumerate(PLACES)
+        for m, pair in enumerate(PAIRS)
+        for soon in [n == 0 or m == n % 3]
+    ],
 )
 def test_a_second_signal_of_either_kind_ends_the_run_at_once(owner, name, numbers, reference, tmp_path):
     code, words = struck(tmp_path, [(owner, name, 3, *numbers)])
@@ -126,6 +133,7 @@ def test_a_signal_while_something_is_printed_does_not_break_the_print():
     there, full = array.array("i", [0]), fcntl.fcntl(child.stderr, fcntl.F_GETPIPE_SZ)
     limit = time.monotonic() + 60
     while there[0] < full:
+        time.sleep(0.01)
         fcntl.ioctl(child.stderr, termios.FIONREAD, there)
         assert time.monotonic() < limit
     child.send_signal(signal.SIGTERM)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import UserError
-from training import Stopped
+from training import Stopped, loggers
 from training.loggers import JsonLines, read_records
 
 
@@ -53,6 +53,15 @@ def test_a_last_line_torn_anywhere_is_left_out(path):
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
         assert read_records(path) == records[: whole[:length].count(b"\n")]
+
+
+def test_a_line_longer_than_any_record_is_no_torn_one(path, monkeypatch):
+    monkeypatch.setattr(loggers, "LARGE", 100)
+    path.write_bytes(b"a" * 99)
+    assert read_records(path) == []
+    path.write_bytes(b"a" * 150)
+    with pytest.raises(UserError, match="a line that is no record"):
+        read_records(path)
 
 
 def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_whole_lines(path, monkeypatch):

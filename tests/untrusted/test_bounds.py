@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save, save_file
 
 from configs import LONGEST_MESSAGE, UserError
 from configs.cli import load_config, validate
-from configs.files import LARGE, SMALL
+from configs.files import LARGE, SMALL, read_json
 from data.hub import Corpus
 from data.tokenizers import load_tokenizer
 from data.treebank import MOST_BYTES, read_treebank
@@ -181,6 +181,8 @@ def test_weights_that_are_not_finite_are_refused(good):
     tensors = load_file(good.folder / path)
     tensors["final_norm.weight"][3] = torch.nan
     assert "final_norm.weight has what are no finite floats" in good.refusal(path, save(tensors))
+    tensors["final_norm.weight"] = torch.ones(16, dtype=torch.int32)
+    assert "final_norm.weight has what are no finite floats" in good.refusal(path, save(tensors))
 
 
 @pytest.mark.parametrize(
@@ -230,6 +232,17 @@ def test_files_that_are_too_large_are_refused_unread(run, tmp_path):
         path.touch()
         os.truncate(path, size + 1)
         refused(read, f"it has {size + 1:,} bytes, and {size:,} are the most")
+
+
+def test_json_may_be_as_large_as_is_said_and_has_no_key_twice(tmp_path):
+    path = tmp_path / "some.json"
+    path.write_text('{"a": 1, "b": 2}')
+    assert read_json(path, most=16) == {"a": 1, "b": 2}
+    with pytest.raises(OSError, match="it has 16 bytes, and 15 are the most"):
+        read_json(path, most=15)
+    path.write_text('[{"a": 1, "a": 2}]')
+    with pytest.raises(ValueError, match="a key stands twice"):
+        read_json(path)
 
 
 def test_a_row_without_end_in_a_small_archive_is_refused(tmp_path):
