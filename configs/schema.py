@@ -62,7 +62,9 @@ Count, Size = partial(Key, ge=0), partial(Key, ge=1, le=2**20)
 
 class Run(Section):
     dir: str = Key("runs/default", min_length=1, description="folder that receives the run")
-    device: Literal["auto", "cpu", "cuda", "mps"] = Key("auto", description="auto: cuda if there, else cpu")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Key(
+        "auto", description="where the model lives; auto: cuda where there is one, else cpu"
+    )
     seed: int = Count(1, description="seed of initialisation, data order, dropout, evaluation and probes")
     overwrite: bool = Key(False, description="empty a run folder that is in use and start afresh")
 
@@ -96,7 +98,9 @@ class Data(Section):
     text_column: str | None = Key(None, description="hf: column that holds the text (null: text)")
     streaming: bool | None = Key(None, description="hf: read without downloading all first (null: true)")
     take: int | None = Key(None, ge=1, description="hf: documents read (null: all)")
-    new_document: str | None = Key(None, description="hf: rows are lines; what a document's first matches")
+    new_document: str | None = Key(
+        None, description="hf: where rows are lines, what matches the first line of a document"
+    )
     windows: Literal["anywhere", "documents"] | None = Key(
         None,
         description="hf: where windows begin; documents: whole ones side by side, padded (null: anywhere)",
@@ -195,7 +199,9 @@ class Model(Section):
     gate: bool = Key(False, description="each head's output times a sigmoid of the token, per head")
     logit_softcap: float = Key(0.0, ge=0, le=1e6, description="logits become c tanh(z / c); 0: off")
     embed_norm: bool = Key(False, description="embedding to root mean square 1")
-    init: Literal["gpt2", "zero_residual"] = Key("gpt2", description="N(0, 0.02), or blocks as identity")
+    init: Literal["gpt2", "zero_residual"] = Key(
+        "gpt2", description="of N(0, 0.02), or blocks that start as identity"
+    )
     init_from: str | None = Key(
         None,
         min_length=1,
@@ -264,7 +270,9 @@ class Train(Section):
     batch_size: int = Size(32, description="sequences per micro-step and rank")
     grad_accum: int = Size(1, description="micro-steps per optimizer step")
     ranks: int | None = Size(None, description="processes that share a step (null: those of torchrun)")
-    parallel: Literal["ddp", "fsdp"] = Key("ddp", description="ranks have a copy, or (fully_shard) a part")
+    parallel: Literal["ddp", "fsdp"] = Key(
+        "ddp", description="how they share a model: a whole copy each, or (fully_shard) a part each"
+    )
     precision: Literal["fp32", "bf16", "fp16"] = Key(
         "fp32", description="of the linear layers; the rest is fp32. fp16: with loss scaling"
     )
@@ -284,9 +292,16 @@ class Probe(Section):
 
 class Alarm(Section):
     entropy: float = Key(
-        0.05, ge=0, lt=1, description="warn of a layer's mean entropy_normalized below it (collapse); 0: off"
+        0.05,
+        ge=0,
+        lt=1,
+        description="probes warn of a layer whose mean entropy_normalized is below it (entropy collapse); "
+        "0, or probe.every 0: never",
     )
-    max_logit: float = Count(1000.0, description="warn of a max_logit above it (explosion); 0: off")
+    max_logit: float = Count(
+        1000.0,
+        description="probes warn of a layer where a max_logit is above it (logit explosion); 0: never, too",
+    )
 
 
 class Checkpoint(Section):
@@ -303,7 +318,9 @@ class Log(Section):
     )
     project: str = Key("headlight", min_length=1, description="Weights & Biases project")
     group: str | None = Key(None, description="Weights & Biases group, such as the seeds of one setting")
-    image_every: int | None = Key(None, ge=0, description="steps between heat maps (null: run / 10); 0: off")
+    image_every: int | None = Key(
+        None, ge=0, description="steps between heat maps there (null: a tenth of the run); 0: never"
+    )
 
 
 class Config(Section):
