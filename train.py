@@ -247,4 +247,4 @@ def look(run: Run, log: JsonLines, say: Callable[[str], None], interrupted: Call
 
 
 if __name__ == "__main__":
-    sys.exit(main(REQUEST))
+    distributed.leave(main(REQUEST))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -92,6 +92,19 @@ def _tell_once(message: str, error: Exception) -> None:
         # With the end of this process torchrun ends the first one, which may be writing down what failed.
         with suppress(RuntimeError):
             store.wait(["over"], timedelta(seconds=10))
+
+
+def leave(code: int) -> NoReturn:
+    """End the process. One of several ends at once, all being written and closed.
+
+    Threads of gloo that are left may want Python while it closes: then C++ aborts (SIGABRT), and the run would
+    seem to have failed.
+    """
+    if processes() > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def anywhere(ranks: Ranks, here: Callable[[], bool]) -> Callable[[], bool]:

@@ -16,6 +16,7 @@ import train
 from configs.cli import parse
 from tests.runs.tiny import ROOT
 from training import checkpoints
+from training.distributed import leave
 
 
 def break_weights(run: train.Run) -> None:
@@ -53,7 +54,7 @@ def torchrun(
 def main(jobs: list[list[str] | dict]) -> int:
     """The exit code of the first run that is neither done nor interrupted."""
     update = train.update
-    join, leave = dist.init_process_group, dist.destroy_process_group
+    join = dist.init_process_group
     dist.init_process_group = lambda *given, **also: dist.is_initialized() or join(*given, **also)
     dist.destroy_process_group = lambda: None  # they meet once
     for job in jobs:
@@ -68,9 +69,8 @@ def main(jobs: list[list[str] | dict]) -> int:
         code = train.main(parse(job["argv"]))
         if code not in (0, 130):
             return code
-    leave()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(Path(sys.argv[1]).read_text())))
+    leave(main(json.loads(Path(sys.argv[1]).read_text())))
