@@ -97,8 +97,8 @@ def _tell_once(message: str, error: Exception) -> None:
 def leave(code: int) -> NoReturn:
     """End the process. One of several ends at once, all being written and closed.
 
-    Threads of gloo that are left may want Python while it closes: then C++ aborts (SIGABRT), and the run would
-    seem to have failed.
+    Threads of gloo that are left may want Python while it closes: then C++ aborts (SIGABRT), and the run
+    would seem to have failed.
     """
     if processes() > 1:
         sys.stdout.flush()
