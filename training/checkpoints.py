@@ -154,7 +154,8 @@ def find_intact(folder: Path, step: int | None = None) -> tuple[Path, list[str]]
         fault = _fault(path)
         if fault is None:
             return path, [*faults[:-1], *(f"{last}; going back to {path.name}" for last in faults[-1:])]
-        faults.append(f"{path} is damaged ({fault})")
+        if path.exists():  # else a training that goes on has rotated it away
+            faults.append(f"{path} is damaged ({fault})")
     wanted = "" if step is None else f" of step {step}"
     raise UserError("; ".join([f"no intact checkpoint{wanted} in {folder}, which has {there}", *faults]))
 

@@ -16,6 +16,8 @@ from model.published import open_published
 from model.transformer import GPT
 from training.checkpoints import find_intact, load_state, load_weights, refuse_other, steps_in
 
+ATTEMPTS = 20  # to read a checkpoint of a run that trains
+
 
 @dataclass(frozen=True)
 class SavedRun:
@@ -39,6 +41,18 @@ def load_run(folder: str | Path, step: int | None = None) -> SavedRun:
     Raises `UserError` for a folder that is no run, a step that was not kept, a damaged checkpoint.
     """
     folder = Path(folder)
+    for left in reversed(range(ATTEMPTS)):
+        there = steps_in(folder / "checkpoints")
+        try:
+            return _load(folder, step)
+        except UserError:
+            # One that is read may be rotated away by a training that goes on: there is a newer one then.
+            if not left or steps_in(folder / "checkpoints") == there:
+                raise
+    raise AssertionError
+
+
+def _load(folder: Path, step: int | None) -> SavedRun:
     config = load_config(folder)
     path, faults = find_intact(folder / "checkpoints", step)
     tokenizer = load_tokenizer(folder / "tokenizer.json")
@@ -62,10 +76,10 @@ def every_checkpoint(run: SavedRun) -> Iterator[tuple[int, GPT]]:
     for step in tqdm(steps, unit="checkpoint", delay=2, **line):
         try:
             path, _ = find_intact(folder, step)
+            load_weights(path, run.model)
         except UserError as error:
             run.faults.append(str(error))
             continue
-        load_weights(path, run.model)
         yield step, run.model
 
 

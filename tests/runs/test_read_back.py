@@ -9,6 +9,7 @@ import torch
 import train
 from configs import UserError
 from tests.runs.tiny import TEXT, go_on, interrupted, start
+from training import runs
 from training.runs import load_config, load_run
 
 
@@ -148,3 +149,15 @@ def test_a_tokenizer_that_cannot_be_read_is_named(run, tmp_path, content):
     if content is not None:
         (broken / "tokenizer.json").write_text(content)
     assert "tokenizer" in refused(broken)
+
+
+def test_a_checkpoint_that_a_training_rotates_away_while_it_is_read_is_no_fault(run, tmp_path, monkeypatch):
+    mine, load = copy(run, tmp_path), runs.load_tokenizer
+
+    def rotating(path):
+        shutil.rmtree(mine / "checkpoints" / "step-00000020", ignore_errors=True)
+        return load(path)
+
+    monkeypatch.setattr(runs, "load_tokenizer", rotating)
+    found = load_run(mine)
+    assert (found.step, found.faults) == (15, [])
