@@ -53,9 +53,7 @@ def replace_bytes(path: Path, content: bytes) -> None:
         temporary = path.with_name(f"{path.name}.{number}.tmp")
         try:
             with held(temporary) as file:
-                left = memoryview(content)
-                while left:  # a disk that fills up takes a part, and says why with the next
-                    left = left[file.write(left) :]
+                write_all(file, content)
                 os.fsync(file.fileno())
                 temporary.replace(path)
                 return
@@ -64,6 +62,13 @@ def replace_bytes(path: Path, content: bytes) -> None:
         except OSError as error:
             error.filename = error.filename or str(path)  # a write that finds no room does not tell where
             raise
+
+
+def write_all(file: FileIO, content: bytes) -> None:
+    """To a file without a buffer: a disk that fills up takes a part, and says why with the next."""
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
 
 
 def to_disk(path: Path) -> None:

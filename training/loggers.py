@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from tqdm import tqdm
 
 from configs import UserError
-from configs.files import LARGE, refuse_large, replace_text
+from configs.files import LARGE, refuse_large, replace_text, write_all
 from configs.screen import foreign, looks
 from training import Stopped
 
@@ -46,8 +46,7 @@ class JsonLines:
         """One line. A number that is not finite would not be JSON: ValueError; a full disk: `Stopped`."""
         line = json.dumps({"kind": kind, "step": step, **fields}, allow_nan=False).encode() + b"\n"
         try:
-            while line:  # a disk that fills up takes a part, and says why with the next
-                line = line[self._file.write(line) :]
+            write_all(self._file, line)
         except OSError as error:
             raise Stopped(f"cannot write to {self._path}: {error.strerror}") from error
 
