@@ -1,0 +1,141 @@
+"""Every statement of the derivation of self-attention as an experiment: a number, a picture, a verdict.
+
+Writes report.html, results.json and the pictures. Alone it needs no data and takes a minute and a half; a
+trained model (--run, --model) and short trainings (--train) measure the rest.
+"""
+
+import json
+import sys
+import time
+from argparse import ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs import UserError
+from configs.cli import Parser, load_config
+from configs.screen import looks
+from scripts import exits, warn
+
+if TYPE_CHECKING:
+    from analysis.derivation.finding import Subject
+    from training.runs import SavedRun
+
+LAST, TEXT = 14, 2**20  # statements, characters of a corpus that are read
+
+
+def statements(words: str) -> list[int]:
+    """Numbers apart by commas, for argparse."""
+    numbers = [int(word) if word.strip().isdecimal() else 0 for word in words.split(",")]
+    if not all(1 <= number <= LAST for number in numbers):
+        raise ArgumentTypeError(f"{words!r}: give numbers of statements, 1 to {LAST}, such as 3,7")
+    return numbers
+
+
+PARSER = Parser(prog="python -m scripts.derive", description=__doc__, allow_abbrev=False)
+add = PARSER.add_argument
+add("--only", type=statements, metavar="N,N", help=f"some of the statements 1 to {LAST} (default: all)")
+add("--run", type=Path, help="run folder: also look at this model")
+about = "also look at this one: a folder of Hugging Face's, or a GGUF file"
+add("--model", type=Path, metavar="DIR_OR_GGUF", help=about)
+add("--corpus", type=Path, metavar="FILE", help="--model: text it reads (default: the embedded plays)")
+about = "--run, --model: a treebank, for syntactic heads"
+add("--treebank", type=Path, metavar="CONLLU", help=about)
+about = "the short trainings that are not there yet, half an hour for all; goes on where it was stopped"
+add("--train", action="store_true", help=about)
+add("--seed", type=int, default=1, metavar="S", help="of what is drawn at random (default: 1)")
+about = "folder to write to, trainings too (default: runs/derivation)"
+add("--out", type=Path, default=Path("runs/derivation"), metavar="DIR", help=about)
+
+
+def main(given: Namespace) -> None:
+    """Measure, write, and print a line a statement and what would measure the rest."""
+    if given.model is None and given.corpus:
+        raise UserError("--corpus goes with --model; a run has its own text")
+    if given.treebank and not (given.run or given.model):
+        raise UserError("--treebank goes with --run or --model: there are no heads to look at")
+    if given.out.exists() and not given.out.is_dir():
+        raise UserError(f"--out {given.out} is a file: give a folder")
+    if given.run:
+        load_config(given.run)  # refuses a folder that is no run ahead of the slow imports
+
+    from tqdm import tqdm
+
+    from analysis.derivation.finding import Given
+    from analysis.derivation.page import Section, write
+    from analysis.derivation.statements import STATEMENTS
+    from training.guards import first_nonfinite
+
+    asked = [statement for statement in STATEMENTS if given.only is None or statement.number in given.only]
+    subjects = _subjects(given)
+    trained = _trained(given, [statement.number for statement in asked])
+    known = Given(first_nonfinite, given.seed, subjects, trained)
+    sections = []
+    with tqdm(asked, unit="statement", leave=False, **looks("{n_fmt} of {total_fmt} statements")) as bar:
+        for statement in bar:
+            began = time.perf_counter()
+            finding = statement.function(known)
+            sections.append(Section(statement, finding, time.perf_counter() - began))
+            bar.write(f"{statement.number:>2}  {finding.verdict:<13}  {statement.claim}")
+    results = json.dumps([section.result for section in sections], indent=1, allow_nan=False)
+    for missing in dict.fromkeys(line for section in sections for line in section.finding.missing):
+        print(f"not measured: {missing}")
+    try:
+        given.out.mkdir(parents=True, exist_ok=True)
+        names = write(given.out, sections, results)
+    except OSError as error:
+        raise UserError(f"cannot write {error.filename or given.out}: {error.strerror}") from None
+    print(f"{given.out}: {', '.join(names[:2])}, {len(names) - 2} pictures")
+
+
+def _subjects(given: Namespace) -> "list[Subject]":
+    from data.treebank import read_treebank
+    from training.runs import load_published_run, load_run
+
+    sentences = read_treebank(given.treebank) if given.treebank else None
+    found = []
+    if given.run:
+        run = load_run(given.run)
+        warn(run.faults)
+        found.append(_subject(run, f"--run {given.run}", sentences))
+    if given.model:
+        found.append(
+            _subject(load_published_run(given.model, given.corpus), f"--model {given.model}", sentences)
+        )
+    return found
+
+
+def _subject(run: "SavedRun", command: str, sentences: list | None) -> "Subject":
+    import torch
+
+    from analysis.derivation.finding import Subject
+    from analysis.probes import make_probes
+    from data.corpora import load_text
+    from data.loading import load_source
+
+    config, tokenizer = run.config, run.tokenizer
+    source = load_source(config, tokenizer)
+    if run.step is None:  # as far as we know it was trained on none of it
+        text = load_text(config.data.source, config.data.path)[:TEXT]
+        text_N = torch.from_numpy(tokenizer.encode(text)).long()
+    else:
+        targets = torch.cat([batch.targets_BT.flatten() for batch in source.validation(64)])
+        text_N = targets[targets >= 0]
+    probes = make_probes(source, config.model.context_length, config.probe.sequences, config.run.seed)
+    name = run.folder.resolve().stem if run.folder.is_file() else run.folder.resolve().name
+    return Subject(
+        name,
+        command,
+        run.model,
+        probes,
+        text_N,
+        bos=tokenizer.bos,
+        bos_trained=config.data.bos,
+        seed=config.run.seed,
+        tokenizer=tokenizer,
+        sentences=sentences,
+    )
+
+
+if __name__ == "__main__":
+    with exits():
+        main(PARSER.parse_args(sys.argv[1:]))
