@@ -72,7 +72,7 @@ def page(sections: Sequence[Section]) -> str:
     here = jinja2.FileSystemLoader(Path(__file__).parent)
     pages = jinja2.Environment(loader=here, autoescape=True, trim_blocks=True)
     pages.filters |= {"measured": measured, "mathml": partial(convert, display="block")}
-    pages.filters |= {"base64": lambda png: base64.b64encode(png).decode(), "code": code}
+    pages.filters |= {"code": code, "base64": _base64}
     parts = groupby(sections, key=lambda section: section.statement.part)
     return pages.get_template("page.html.j2").render(
         sections=sections, parts=[(part, list(those)) for part, those in parts]
@@ -101,6 +101,10 @@ def measured(check: Check) -> str:
     if places > 6:
         return f"{check.measured:.3g} ± {check.error:.1g}"
     return f"{check.measured:,.{places}f} ± {check.error:,.{places}f}"
+
+
+def _base64(png: bytes) -> str:
+    return base64.b64encode(png).decode()
 
 
 def _json(value: float) -> float | str:
