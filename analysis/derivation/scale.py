@@ -151,10 +151,10 @@ def early_gradients(given: Given) -> Finding:
     says = [
         f"Without the scale, from d_head = 128 on and with QK-norm, the norm of the Jacobian goes as d_head "
         f"to the power of {fall:.2f}, but the gradient of W_q as {rise:+.2f}: it grows.",
-        f"Saturation leaves the gradient to few queries: at d_head = 128 the Jacobian of {rows[3][4]} of them "
-        f"has a norm below 0.01, of {rows[2][4]} with the scale.",
-        f"As GPT-2 is initialised, scores at d_head = 128 have a standard deviation of {rows[5][2]} without the "
-        "scale: the variance of queries and keys is far below 1 there, and nothing saturates.",
+        f"Saturation leaves the gradient to few queries: at d_head = 128 the Jacobian of {rows[3][4]} of "
+        f"them has a norm below 0.01, of {rows[2][4]} with the scale.",
+        f"As GPT-2 is initialised, scores at d_head = 128 have a standard deviation of {rows[5][2]} without "
+        "the scale: the variance of queries and keys is far below 1 there, and nothing saturates.",
     ]
     return Finding(checks, says, [figure], [table])
 
