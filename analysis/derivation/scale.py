@@ -128,6 +128,8 @@ def early_gradients(given: Given) -> Finding:
             label = f"scores over {divisor}" if not qk_norm else None
             _against_width(left, start[scale][..., 1], colour, label, style)
             _against_width(right, start[scale][..., 3], colour, label, style)
+        what, std_R = f"std of scaled scores at d_head = 128{norm}", start["sqrt"][:, AT_128, 0]
+        checks.append(checked(what, std_R, 0.9, 1.1, "1 within 10 %", premise=True))
         scaled, bare = (exponents(WIDTHS, start[scale][..., 1]) for scale in ("sqrt", "none"))
         what = "exponent of the Jacobian norm in d_head,"
         checks.append(checked(f"{what} scaled{norm}", scaled, -0.05, 0.05, "0 ± 0.05"))
