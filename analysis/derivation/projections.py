@@ -56,11 +56,11 @@ def symmetry(given: Given) -> Finding:
     right.set_xticks(range(3), [place.replace(" ", "\n", 1) for place in PLACES])
     right.set(xlim=(-0.5, 2.5), ylim=(-0.1, 2.3), ylabel="change of the score by exchange")
     right.legend(frameon=False, ncols=2)
-    tied = [found["tied", place][:, 1].mean() for place in PLACES]
+    learned, neither, rotary = (found["tied", place].mean(0).tolist() for place in PLACES)
     says = [
-        "Rotation leaves S symmetric, but positions give tied projections a direction: exchange changes the "
-        f"score of the later token for the earlier by {tied[2]:.2f} of itself with rotary positions, by "
-        f"{tied[0]:.2f} with learned ones and by {tied[1]:.2f} with neither.",
+        f"Turned, the scores of tied projections have an asymmetry of {rotary[0]:.2f}, since both sides "
+        f"turn. Positions give them a direction all the same: exchange changes a score by {rotary[1]:.2f} of "
+        f"itself with rotary positions, {learned[1]:.2f} with learned ones and {neither[1]:.2f} with neither.",
         "Under a causal mask only one of S_ij and S_ji is used: exchange shows what symmetry costs there.",
     ]
     return Finding(checks, says, [figure], [table])

@@ -4,14 +4,12 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.derivation import untrained
 from analysis.derivation.drawing import BLUE, GREEN, GREY, RED, panels
 from analysis.derivation.finding import Check, Experiment, Finding, Given, Table
 from analysis.derivation.repeated import checked, exponents
-from data.synthetic import Repeats
+from analysis.derivation.untrained import Start, start, visible
 from model.backends import naive
 
 PART = "II · Where sqrt(d) comes from"
@@ -32,8 +30,7 @@ def standard_deviation(given: Given) -> Finding:
     Expected: √128 = 11.3, √512 = 22.6 and the exponent 1/2 (Vaswani et al. 2017, 1706.03762, footnote 4); in
     our attention 1, whatever d_head is.
     """
-    raw_RW = torch.stack([_raw(given, d) for d in WIDTHS], dim=1)
-    ours_RW = torch.stack([_early(given, d_head=d)[:, 0] for d in WIDTHS], dim=1)
+    raw_RW, ours_RW = _dot_products(given), start(given, WIDTHS).std_RW
     checks = [checked("exponent of std(q·k) in d", exponents(WIDTHS, raw_RW), 0.49, 0.51, "0.50 ± 0.01")]
     for d in (128, 512):
         root, std_R = math.sqrt(d), raw_RW[:, WIDTHS.index(d)]
@@ -119,27 +116,27 @@ def early_gradients(given: Given) -> Finding:
     figure, (left, right) = panels(2, subplot_kw={"xlabel": "d_head"})
     for qk_norm, style in ((False, "-"), (True, "--")):
         norm = ", QK-norm" if qk_norm else ""
-        start = {
-            scale: torch.stack([_early(given, scale=scale, qk_norm=qk_norm, d_head=d) for d in WIDTHS], dim=1)
-            for scale in ("sqrt", "none")
-        }
-        for scale, colour, divisor in (("sqrt", GREEN, "√d_head"), ("none", RED, "1")):
-            rows.append([f"variance 1{norm}", divisor, *_cells(start[scale][:, AT_128])])
-            label = f"scores over {divisor}" if not qk_norm else None
-            _against_width(left, start[scale][..., 1], colour, label, style)
-            _against_width(right, start[scale][..., 3], colour, label, style)
-        what, std_R = f"std of scaled scores at d_head = 128{norm}", start["sqrt"][:, AT_128, 0]
+        scaled, bare = (start(given, WIDTHS, scale=scale, qk_norm=qk_norm) for scale in ("sqrt", "none"))
+        for found, colour, divisor in ((scaled, GREEN, "√d_head"), (bare, RED, "1")):
+            rows.append([f"variance 1{norm}", divisor, *_cells(found, AT_128)])
+            label = None if qk_norm else f"scores over {divisor}"
+            _against_width(left, found.jacobian_RW, colour, label, style)
+            _against_width(right, found.gradient_RW, colour, label, style)
+        what, std_R = f"std of scaled scores at d_head = 128{norm}", scaled.std_RW[:, AT_128]
         checks.append(checked(what, std_R, 0.9, 1.1, "1 within 10 %", premise=True))
-        scaled, bare = (exponents(WIDTHS, start[scale][..., 1]) for scale in ("sqrt", "none"))
         what = "exponent of the Jacobian norm in d_head,"
-        checks.append(checked(f"{what} scaled{norm}", scaled, -0.05, 0.05, "0 ± 0.05"))
-        checks.append(checked(f"{what} not scaled{norm}", bare, -math.inf, 0, "below 0"))
-        ratio_R2 = start["none"][:, AT_128, 3:] / start["sqrt"][:, AT_128, 3:]
+        flat_R, falling_R = (exponents(WIDTHS, found.jacobian_RW) for found in (scaled, bare))
+        checks.append(checked(f"{what} scaled{norm}", flat_R, -0.05, 0.05, "0 ± 0.05"))
+        checks.append(checked(f"{what} not scaled{norm}", falling_R, -math.inf, 0, "below 0"))
         what = f"at d_head = 128, not scaled over scaled{norm}"
-        checks.append(checked(f"|∂L/∂W_q| / c {what}", ratio_R2[:, 1], 0, 1, "below 1"))
-        checks.append(checked(f"|∂L/∂W_q| {what}", ratio_R2[:, 0], 0, 1, "below 1"))
+        over_c_R, itself_R = (
+            getattr(bare, name)[:, AT_128] / getattr(scaled, name)[:, AT_128]
+            for name in ("over_c_RW", "gradient_RW")
+        )
+        checks.append(checked(f"|∂L/∂W_q| / c {what}", over_c_R, 0, 1, "below 1"))
+        checks.append(checked(f"|∂L/∂W_q| {what}", itself_R, 0, 1, "below 1"))
     for scale, divisor in (("sqrt", "√d_head"), ("none", "1")):
-        rows.append(["GPT-2's", divisor, *_cells(_early(given, scale=scale, init="gpt2", d_head=128))])
+        rows.append(["GPT-2's", divisor, *_cells(start(given, [128], scale=scale, init="gpt2"), 0)])
     left.plot(WIDTHS[2:], [2 * d**-0.5 for d in WIDTHS[2:]], ":", color=GREY, label="exponent -1/2")
     left.set(ylabel="mean norm of the Jacobian", ylim=(0.03, 0.5))
     left.set_yticks([0.05, 0.1, 0.2, 0.4], ["0.05", "0.1", "0.2", "0.4"])
@@ -148,15 +145,17 @@ def early_gradients(given: Given) -> Finding:
     right.set_yticks([0.3, 1, 3], ["0.3", "1", "3"])
     columns = ["initialisation", "scores over", "std of scores", "norm of the Jacobian", "below 0.01"]
     table = Table("At d_head = 128", [*columns, "|∂L/∂W_q|", "the same over c"], rows)
-    late = start["none"][:, AT_128:]
-    fall, rise = (exponents(WIDTHS[AT_128:], late[..., n]).mean() for n in (1, 3))
+    fall, rise = (
+        exponents(WIDTHS[AT_128:], numbers_RW[:, AT_128:]).mean()
+        for numbers_RW in (bare.jacobian_RW, bare.gradient_RW)
+    )
     says = [
         f"Without the scale, from d_head = 128 on and with QK-norm, the norm of the Jacobian goes as d_head "
-        f"to the power of {fall:.2f}, but the gradient of W_q as {rise:+.2f}: it grows.",
-        f"Saturation leaves the gradient to few queries: at d_head = 128 the Jacobian of {rows[3][4]} of "
-        f"them has a norm below 0.01, of {rows[2][4]} with the scale.",
-        f"As GPT-2 is initialised, scores at d_head = 128 have a standard deviation of {rows[5][2]} without "
-        "the scale: the variance of queries and keys is far below 1 there, and nothing saturates.",
+        f"to the power of {fall:.2f} and the gradient of W_q as {rise:+.2f}.",
+        f"What saturates is some of the queries: at d_head = 128 the Jacobian of {rows[3][4]} of them has a "
+        f"norm below 0.01, of {rows[2][4]} with the scale; the others carry the gradient.",
+        f"As GPT-2 is initialised, queries and keys vary less: scores at d_head = 128 have a standard "
+        f"deviation of {rows[5][2]} without the scale, and {rows[5][4]} of the queries saturate.",
     ]
     return Finding(checks, says, [figure], [table])
 
@@ -173,22 +172,21 @@ def initial_variance(given: Given) -> Finding:
     checks = []
     figure, [axes] = panels(subplot_kw={"xlabel": "d", "ylabel": "standard deviation of q·k"})
     for sigma, colour in ((0.5, GREEN), (1.0, BLUE), (2.0, RED)):
-        raw_RW = torch.stack([_raw(given, d, sigma) for d in WIDTHS], dim=1)
+        raw_RW = _dot_products(given, sigma)
         ratio_R = raw_RW[:, AT_128] / math.sqrt(128)
         low, high, expected = 0.98 * sigma**2, 1.02 * sigma**2, f"{sigma**2:g} within 2 %"
         checks.append(checked(f"std(q·k) / √d at σ = {sigma:g}, d = 128", ratio_R, low, high, expected))
         what, low, high = f"our attention's, W_q and W_k times {sigma:g}", 0.95 * sigma**2, 1.05 * sigma**2
-        std_R = _early(given, sigma, d_head=128)[:, 0]
+        std_R = start(given, [128], sigma).std_RW[:, 0]
         checks.append(checked(what, std_R, low, high, f"{sigma**2:g} within 5 %", premise=True))
         _against_width(axes, raw_RW, colour, f"σ = {sigma:g}")
         axes.plot(WIDTHS, [sigma**2 * d**0.5 for d in WIDTHS], color=GREY, lw=1, zorder=0)
-    gpt2_R = _early(given, init="gpt2", d_head=128)[:, 0]
-    small = 256 * 0.02**2
+    gpt2_R, small = start(given, [128], init="gpt2").std_RW[:, 0], 256 * 0.02**2
     what, expected = "our attention's with GPT-2's initialisation", f"{small:.3f} within 5 %"
     checks.append(checked(what, gpt2_R, 0.95 * small, 1.05 * small, expected))
     axes.legend(frameon=False, title="lines: σ²√d")
-    normed = _early(given, 2.0, d_head=128, qk_norm=True)[:, 0].mean()
-    says = [f"QK-norm makes it needless: with W_q and W_k times 2 the scores over √d have std {normed:.2f}."]
+    normed = start(given, [128], 2.0, qk_norm=True).std_RW.mean()
+    says = [f"With QK-norm, W_q and W_k times 2 leave scores over √d a standard deviation of {normed:.2f}."]
     return Finding(checks, says, [figure])
 
 
@@ -206,51 +204,22 @@ EXPERIMENTS = [
 ]
 
 
-def _raw(given: Given, d: int, sigma: float = 1.0) -> Tensor:
-    """Standard deviation of dot products in each of ten repetitions: the heads of one call."""
-    q_BHTD, k_BHTD = sigma * torch.randn(2, 1, 10, 256, d, generator=given.generator())
-    return _visible(naive.scores(q_BHTD, k_BHTD, 1.0)).std(dim=(0, 2))
-
-
-def _early(given: Given, sigma: float = 1.0, **keys: Any) -> Tensor:
-    """Std of scores, mean norm of the Jacobian, share of it below 0.01, |dL/dW_q|, the same over c; R x 5.
-
-    `sigma` is a factor on `W_q` and `W_k`.
-    """
-    found = []
-    for repetition in range(untrained.REPETITIONS):
-        gpt = untrained.model(given, repetition, **keys)
-        W_q, W_k = (gpt.get_parameter(f"blocks.0.attention.{name}.weight") for name in ("W_q", "W_k"))
-        W_q.data *= sigma
-        W_k.data *= sigma
-        tokens, context = torch.arange(untrained.TOKENS), untrained.CONTEXT
-        inputs_BT, targets_BT, _ = Repeats(tokens, None, context, given.seed).windows(repetition, 8)
-        seen, logits_BTV = untrained.run(gpt, inputs_BT)
-        loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
-        gradient = torch.autograd.grad(loss, W_q)[0].norm()
-        s_BHTS = naive.scores(seen.q_BHTD, seen.k_BGSD, seen.scale)
-        p_BHTS = naive.softmax(s_BHTS)[0][:, :, 8:]
-        second, third = p_BHTS.square().sum(-1), p_BHTS.pow(3).sum(-1)
-        norm_BHT = (second - 2 * third + second.square()).clamp(min=0).sqrt()  # of diag(p) - p pᵀ
-        dead = (norm_BHT < 0.01).float().mean()
-        numbers = _visible(s_BHTS).std(), norm_BHT.mean(), dead, gradient, gradient / seen.scale
-        found.append(torch.stack(numbers))
-    return torch.stack(found).detach()
-
-
-def _visible(s_BHTS: Tensor) -> Tensor:
-    """Scores of queries with themselves and what came before, B x H x pairs."""
-    row, column = torch.tril_indices(*s_BHTS.shape[-2:])
-    return s_BHTS[:, :, row, column]
+def _dot_products(given: Given, sigma: float = 1.0) -> Tensor:
+    """Their standard deviation in ten repetitions, the heads of one call, by width: R x W."""
+    generator, found = given.generator(), []
+    for d in WIDTHS:
+        q_BHTD, k_BHTD = sigma * torch.randn(2, 1, 10, 256, d, generator=generator)
+        found.append(visible(naive.scores(q_BHTD, k_BHTD, 1.0)).std(dim=(0, 2)))
+    return torch.stack(found, dim=1)
 
 
 def _softmax(z_N: Tensor) -> Tensor:
     return naive.softmax(z_N.view(1, 1, 1, -1))[0].flatten()
 
 
-def _cells(numbers_R5: Tensor) -> list[str]:
-    std, norm, dead, gradient, over_c = numbers_R5.mean(0).tolist()
-    return [f"{std:.2f}", f"{norm:.3f}", f"{dead:.0%}", f"{gradient:.2f}", f"{over_c:.2f}"]
+def _cells(found: Start, width: int) -> list[str]:
+    std, jacobian, dead, gradient, over_c = (numbers_RW[:, width].mean() for numbers_RW in found)
+    return [f"{std:.2f}", f"{jacobian:.3f}", f"{dead:.0%}", f"{gradient:.2f}", f"{over_c:.2f}"]
 
 
 def _against_width(axes: Any, y_RW: Tensor, colour: str, label: str | None, style: str = "") -> None:

@@ -7,6 +7,7 @@ import torch
 
 from analysis.derivation import scale, untrained
 from analysis.derivation.finding import Given
+from data.synthetic import Repeats
 from model.backends import naive
 from tests.analysis.derivation.planting import failed, plant
 
@@ -91,18 +92,18 @@ def test_the_scale_left_out_of_every_attention_shows_in_early_gradients(monkeypa
 
 def test_a_scale_moved_into_both_matrices_changes_the_gradient_by_its_root_alone():
     """Scores c q·k with W_q and W_k, or q·k with both times √c: the same scores, dL/dW_q over √c."""
-    scaled_R5 = scale._early(GIVEN, d_head=16)
-    moved_R5 = scale._early(GIVEN, sigma=0.5, d_head=16, scale="none")
-    torch.testing.assert_close(moved_R5[:, :3], scaled_R5[:, :3])
-    torch.testing.assert_close(moved_R5[:, 3], 2 * scaled_R5[:, 3], rtol=1e-4, atol=0)
-    torch.testing.assert_close(scaled_R5[:, 4], 4 * scaled_R5[:, 3])
+    scaled, moved = untrained.start(GIVEN, [16]), untrained.start(GIVEN, [16], sigma=0.5, scale="none")
+    for before_RW, after_RW in zip(scaled[:3], moved[:3], strict=True):
+        torch.testing.assert_close(after_RW, before_RW)
+    torch.testing.assert_close(moved.gradient_RW, 2 * scaled.gradient_RW, rtol=1e-4, atol=0)
+    torch.testing.assert_close(scaled.over_c_RW, 4 * scaled.gradient_RW)
 
 
 def test_the_numbers_of_early_training_are_those_of_the_whole_matrices():
-    R5 = scale._early(GIVEN, d_head=16, scale="none")
+    found = torch.stack(untrained.start(GIVEN, [16], scale="none"), dim=-1)
     for repetition in range(2):
         gpt = untrained.model(GIVEN, repetition, d_head=16, scale="none", backend="naive")
-        inputs_BT, targets_BT, _ = scale.Repeats(torch.arange(256), None, 64, 1).windows(repetition, 8)
+        inputs_BT, targets_BT, _ = Repeats(torch.arange(256), None, 64, 1).windows(repetition, 8)
         seen, logits_BTV = untrained.run(gpt, inputs_BT)
         loss = -logits_BTV.log_softmax(-1).gather(2, targets_BT.unsqueeze(2)).mean()
         loss.backward()
@@ -116,7 +117,7 @@ def test_the_numbers_of_early_training_are_those_of_the_whole_matrices():
         by_hand = torch.cat(pairs).std(), norm.mean(), (norm < 0.01).float().mean()
         gradient = gpt.get_parameter("blocks.0.attention.W_q.weight").grad.norm()
         torch.testing.assert_close(
-            R5[repetition], torch.stack([*by_hand, gradient, gradient]), rtol=1e-4, atol=0
+            found[repetition, 0], torch.stack([*by_hand, gradient, gradient]), rtol=1e-4, atol=0
         )
 
 
