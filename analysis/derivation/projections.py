@@ -60,7 +60,7 @@ def symmetry(given: Given) -> Finding:
     says = [
         f"Turned, the scores of tied projections have an asymmetry of {rotary[0]:.2f}, since both sides "
         f"turn. Positions give them a direction all the same: exchange changes a score by {rotary[1]:.2f} of "
-        f"itself with rotary positions, {learned[1]:.2f} with learned ones and {neither[1]:.2f} with neither.",
+        f"itself with rotary positions, {learned[1]:.2f} with learned ones, {neither[1]:.2f} with neither.",
         "Under a causal mask only one of S_ij and S_ji is used: exchange shows what symmetry costs there.",
     ]
     return Finding(checks, says, [figure], [table])
