@@ -76,18 +76,24 @@ def masks(given: Given) -> Finding:
     ]
     others = _text(_hidden(ways["-inf, filled"], DTYPES["bf16"], ROWS["some"][0], ROWS["all"][1]))
     says = [
-        f"Where all is hidden, the weights and gradients are: {_text(filled)} with -1e9 in bf16, {_text(bare)} with "
-        "-inf. The sum n·exp(-1e9 - max) of the text is n, for the maximum there is -1e9: the row reads what it "
-        "must not, and nothing tells.",
-        f"With -inf even a loss that reads only another row has, of weights and gradients: {others}. For 0 times "
-        f"NaN is NaN. So a NaN in one row of one head came, layers later, to {count} of {T} rows, those of earlier "
-        "tokens among them: a mask holds finite numbers back, not this.",
+        f"Where all is hidden, weights and gradients are ({_text(filled)}) with -1e9 in bf16 and ({_text(bare)}) "
+        "with -inf. The sum n·exp(-1e9 - max) of the text is n, for the maximum there is -1e9: the row reads what "
+        "it must not, and nothing tells.",
+        f"With -inf even a loss that reads only another row has ({others}), for 0 times NaN is NaN. So a NaN in "
+        f"one row of one head came, three layers later, to {count} of {T} rows, those of earlier tokens among "
+        "them: a mask holds back finite numbers only.",
     ]
     columns = ["", *(f"{row} hidden, {name}" for row, name in product(ROWS, DTYPES))]
     rows = [[way, *(_text(cells[way, row, name]) for row, name in product(ROWS, DTYPES))] for way in ways]
     figure, drawn = panels(2, sharey=True)
     for axes, name in zip(drawn, ("sdpa", "blocks"), strict=True):
-        axes.imshow(bad_LT[name], ListedColormap(["#eeeeee", RED]), aspect="auto", origin="lower", vmin=0)
+        axes.imshow(
+            bad_LT[name],
+            ListedColormap(["#eeeeee", RED]),
+            aspect="auto",
+            origin="lower",
+            interpolation="none",
+        )
         axes.set_title(f"{name}: rows that are NaN (red)", loc="left", fontsize=10)
         axes.set(xlabel="place in the text", yticks=range(L))
     drawn[0].set_ylabel("after layer")
@@ -205,17 +211,18 @@ def guards(given: Given) -> Finding:
     ]
     found, found_right = [*asserted.values()], sum(right["the assertion names the layer"])
     says = [
-        f"The assertion is right about {found_right}, all of them in W_q or W_k; {found.count(None)} it never sees, "
-        "and for the others it blames the layer after.",
+        f"The assertion is right about {found_right}, all of them in W_q or W_k; {found.count(None)} it never "
+        "sees, and for the others it blames the layer after.",
         f"The guard, of W_v in layer 1: {told['W_v.weight', 1]}; of what a head gives: {told['heads', 1]}.",
     ]
     figure, (axes,) = panels()
     for (tensor, layer), seen in asserted.items():
         word, colour = (str(seen), BLUE if seen == layer else RED) if seen is not None else ("none", GREY)
-        axes.text(layer, TENSORS.index(tensor), word, color=colour, ha="center", va="center")
+        axes.text(layer, TENSORS.index(tensor), word, color=colour, size=14, ha="center", va="center")
     axes.set(xlim=(-0.5, L - 0.5), ylim=(len(TENSORS) - 0.5, -0.5), xticks=range(L))
     axes.set_yticks(range(len(TENSORS)), [tensor.removesuffix(".weight") for tensor in TENSORS])
-    axes.set(xlabel="layer with the NaN", ylabel="planted in", title="layer that the assertion names")
+    axes.set(xlabel="layer with the NaN", ylabel="planted in")
+    axes.set_title("layer that the assertion names", loc="left", fontsize=10)
     return Finding(checks, says, [figure])
 
 
