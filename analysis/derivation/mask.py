@@ -76,12 +76,12 @@ def masks(given: Given) -> Finding:
     ]
     others = _text(_hidden(ways["-inf, filled"], DTYPES["bf16"], ROWS["some"][0], ROWS["all"][1]))
     says = [
-        f"Where all is hidden, weights and gradients are ({_text(filled)}) with -1e9 in bf16 and ({_text(bare)}) "
-        "with -inf. The sum n·exp(-1e9 - max) of the text is n, for the maximum there is -1e9: the row reads what "
-        "it must not, and nothing tells.",
-        f"With -inf even a loss that reads only another row has ({others}), for 0 times NaN is NaN. So a NaN in "
-        f"one row of one head came, three layers later, to {count} of {T} rows, those of earlier tokens among "
-        "them: a mask holds back finite numbers only.",
+        f"Where all is hidden, -1e9 in bf16 comes to ({_text(filled)}), weights and gradients, and -inf to "
+        f"({_text(bare)}). In the text's n·exp(-1e9 - max) the maximum is -1e9, so that the sum is n: the row "
+        "reads what it must not, and nothing tells.",
+        f"With -inf a loss that reads only another row has ({others}): 0 times NaN is NaN. So a NaN in one row "
+        f"of one head came, three layers later, to {count} of {T} rows, those of earlier tokens too: a mask "
+        "holds back finite numbers only.",
     ]
     columns = ["", *(f"{row} hidden, {name}" for row, name in product(ROWS, DTYPES))]
     rows = [[way, *(_text(cells[way, row, name]) for row, name in product(ROWS, DTYPES))] for way in ways]
@@ -211,7 +211,7 @@ def guards(given: Given) -> Finding:
     ]
     found, found_right = [*asserted.values()], sum(right["the assertion names the layer"])
     says = [
-        f"The assertion is right about {found_right}, all of them in W_q or W_k; {found.count(None)} it never "
+        f"The assertion is right about {found_right}, all in W_q or W_k; {found.count(None)} it never "
         "sees, and for the others it blames the layer after.",
         f"The guard, of W_v in layer 1: {told['W_v.weight', 1]}; of what a head gives: {told['heads', 1]}.",
     ]
