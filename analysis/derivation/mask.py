@@ -77,23 +77,18 @@ def masks(given: Given) -> Finding:
     others = _text(_hidden(ways["-inf, filled"], DTYPES["bf16"], ROWS["some"][0], ROWS["all"][1]))
     says = [
         f"Where all is hidden, -1e9 in bf16 comes to ({_text(filled)}), weights and gradients, and -inf to "
-        f"({_text(bare)}). In the text's n·exp(-1e9 - max) the maximum is -1e9, so that the sum is n: the row "
+        f"({_text(bare)}). In the text's n·exp(-1e9 - max) the maximum is -1e9, so the sum is n: the row "
         "reads what it must not, and nothing tells.",
-        f"With -inf a loss that reads only another row has ({others}): 0 times NaN is NaN. So a NaN in one row "
-        f"of one head came, three layers later, to {count} of {T} rows, those of earlier tokens too: a mask "
-        "holds back finite numbers only.",
+        f"With -inf a loss that reads only another row has ({others}): 0 times NaN is NaN. So a NaN in one "
+        f"row of one head came, three layers later, to {count} of {T} rows, those of earlier tokens too: a "
+        "mask holds back finite numbers only.",
     ]
     columns = ["", *(f"{row} hidden, {name}" for row, name in product(ROWS, DTYPES))]
     rows = [[way, *(_text(cells[way, row, name]) for row, name in product(ROWS, DTYPES))] for way in ways]
     figure, drawn = panels(2, sharey=True)
     for axes, name in zip(drawn, ("sdpa", "blocks"), strict=True):
-        axes.imshow(
-            bad_LT[name],
-            ListedColormap(["#eeeeee", RED]),
-            aspect="auto",
-            origin="lower",
-            interpolation="none",
-        )
+        colours = ListedColormap(["#eeeeee", RED])
+        axes.imshow(bad_LT[name].numpy(), colours, aspect="auto", origin="lower", interpolation="none")
         axes.set_title(f"{name}: rows that are NaN (red)", loc="left", fontsize=10)
         axes.set(xlabel="place in the text", yticks=range(L))
     drawn[0].set_ylabel("after layer")

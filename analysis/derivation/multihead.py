@@ -18,8 +18,8 @@ from configs.schema import Model
 from data.treebank import Sentence
 from model.attention import CausalSelfAttention
 
-C, T, ROWS = 16, 64, range(41, 64, 2)  # width, tokens; rows that see more than twice as many as C
-HEADS, SHARPNESS, REPEATS = (1, 2, 4, 8), (0.125, 0.25, 0.5, 1, 2), 4  # SHARPNESS: of scores, their deviation
+C, T, ROWS = 16, 64, range(43, 64, 4)  # width, tokens; rows that see more than twice as many as C
+HEADS, SHARPNESS, REPEATS = (1, 2, 4, 8), (0.125, 0.25, 0.5, 1, 2), 8  # SHARPNESS: of scores, their deviation
 FAR = 1e-4  # from a hull of points of size 1: float32 does not get there by rounding
 FEWEST = 6  # layers that have thirds worth the name
 NAMES = ("first", "middle", "last")
@@ -36,11 +36,11 @@ def hulls(given: Given) -> Finding:
     """Heads cost no parameters. The output of one head stays in the convex hull of the values; several heads
     reach beyond it.
 
-    Method: `CausalSelfAttention` of width 16 with random weights and inputs. Twelve of its rows see 42 to
-    64 tokens: with no more than the width hardly anything lies in a hull. Linear programming (HiGHS) tells how
-    far, in the largest coordinate, an output is from the hull of u_j = sum_h W_o^h W_v^h x_j of the tokens j
-    that it sees, where it would be if the heads had the same weights. The scale is multiplied, for scores that
-    deviate by 1/8 to 2. Four repetitions.
+    Method: `CausalSelfAttention` of width 16 with random weights and inputs, six of its rows, which see 44 to
+    64 tokens: with no more than the width hardly anything lies in a hull. Linear programming (HiGHS) tells
+    how far, in the largest coordinate, an output is from the hull of u_j = sum_h W_o^h W_v^h x_j of what it
+    sees, where it would be if the heads had the same weights. The scale is multiplied, for scores that
+    deviate by 1/8 to 2. Eight repetitions.
 
     Expected: equal counts; distance 0 for one head, whose weights are positive and sum to 1; above 0 for
     several once they look at different tokens (closed form).
@@ -65,8 +65,8 @@ def hulls(given: Given) -> Finding:
     little = ", ".join(f"{share[H, SHARPNESS[0]].mean():.0%} for {H} heads" for H in HEADS[1:])
     ranks = {H: int(torch.linalg.matrix_rank(_attention(H, generator).matrices()[2][0])) for H in HEADS}
     says = [
-        f"Where scores deviate by {SHARPNESS[0]:g} only, the share outside is {little}: heads that average alike "
-        "are one head. What several gain is looking at different tokens.",
+        f"Where scores deviate by {SHARPNESS[0]:g} only, the share outside is {little}: heads that average "
+        "alike are one head. What several gain is looking at different tokens.",
         f"Each pays for it with rank: that of its W_v is, by the number of heads, {ranks}.",
     ]
     figure, (axes,) = panels()
@@ -75,7 +75,7 @@ def hulls(given: Given) -> Finding:
         label = f"{H} heads" if H > 1 else "1 head (expected: 0)"
         axes.plot(SHARPNESS, means, "o-", color=colour, clip_on=False, label=label)
     axes.set_xscale("log", base=2)
-    axes.set(xticks=SHARPNESS, xticklabels=["1/8", "1/4", "1/2", "1", "2"], ylim=(0, 1))
+    axes.set(xticks=SHARPNESS, xticklabels=SHARPNESS, ylim=(0, 1))
     axes.set(xlabel="standard deviation of the scores", ylabel="share of outputs outside the hull")
     axes.legend(frameon=False, loc="center right")
     return Finding(checks, says, [figure])
@@ -101,7 +101,7 @@ def _distances(H: int, sharp: float, generator: torch.Generator) -> list[float]:
 
 
 def distance(y_C: Tensor, u_NC: Tensor) -> float:
-    """Of `y` from the convex hull of N points, in the largest coordinate: the least t, |y - sum a_n u_n| <= t."""
+    """Of `y` from the hull of N points: the least t such that no coordinate of y - sum a_n u_n exceeds it."""
     u_CN, y, one = u_NC.double().numpy().T, y_C.double().numpy(), np.ones((y_C.numel(), 1))
     within, weights = np.block([[u_CN, -one], [-u_CN, -one]]), [[1.0] * len(u_NC) + [0.0]]
     return linprog([0.0] * len(u_NC) + [1.0], within, np.concatenate([y, -y]), weights, [1.0]).fun
