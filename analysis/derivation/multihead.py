@@ -119,9 +119,7 @@ def depths(given: Given) -> Finding:
     each layer. But a token sees earlier ones only, and the object of an English preposition comes after it.
     """
     if not given.subjects:
-        return Finding(
-            missing=[f"heads by depth: {MODEL}, or `python -m scripts.derive --run runs/quickstart`"]
-        )
+        return Finding(missing=[f"heads by depth: {MODEL}"])
     finding, (figure, drawn) = Finding(), panels(len(given.subjects))
     for subject, axes in zip(given.subjects, drawn, strict=True):
         layers, L = _layers(subject), subject.model.config.n_layer
@@ -131,7 +129,8 @@ def depths(given: Given) -> Finding:
             count = Counter(layers[kind])
             axes.scatter([*count], [y] * len(count), [20 * n for n in count.values()], COLOURS[y])
         axes.set_yticks(range(len(THIRDS)), [*THIRDS])
-        axes.set(xlim=(-0.5, L - 0.5), xlabel=f"layer of {subject.name} (grey: where the text has them)")
+        axes.set(xlim=(-0.5, L - 0.5), xticks=range(0, L, 1 + L // 8), xlabel="layer (grey: by the text)")
+        axes.set_title(subject.name, loc="left", fontsize=10)
     sentences = next((subject.sentences for subject in given.subjects if subject.sentences), None)
     return finding + Finding(_prepositions(sentences) if sentences else [], figures=[figure])
 
@@ -158,40 +157,26 @@ def _by_third(subject: Subject, layers: dict[str, list[int]]) -> Finding:
         even = sum(first <= third < stop for third in third_L) / L
         if kind != "sink" and n and L >= FEWEST:
             checks.append(_share(f"{name}: share of {n} {kind} heads that are {where}", len(there), n, even))
-    if L >= FEWEST:
-        checks.append(Check(f"{name}: share of layers with a sink", len({*layers["sink"]}) / L, 1, 1, "1"))
-    else:
+    if L < FEWEST:
         missing.append(f"heads by depth: the {L} layers of {name} have no thirds to speak of; {MODEL}")
+    elif subject.bos is not None:  # heads of others have no label for a sink
+        checks.append(Check(f"{name}: share of layers with a sink", len({*layers["sink"]}) / L, 1, 1, "1"))
     if not subject.sentences:
-        missing.append(
-            f"syntactic heads: `python -m scripts.derive {subject.command} --treebank FILE.conllu`"
-        )
-    columns = [
-        "heads that are",
-        *(f"{third} third, of {third_L.count(n) * H}" for n, third in enumerate(NAMES)),
-    ]
+        command = f"`python -m scripts.derive {subject.command} --treebank FILE.conllu`"
+        missing.append(f"syntactic heads: {command}")
+    columns = ["", *(f"{third} third, of {third_L.count(n) * H}" for n, third in enumerate(NAMES))]
     rows = [[kind, *(str(sum(third_L[x] == n for x in layers[kind])) for n in range(3))] for kind in THIRDS]
     bare = [layer for layer in range(L) if layer not in layers["sink"]]
-    says = [f"{name}: {f'no sink in layers {bare}' if bare else 'a sink in every layer'}."]
+    sinks = f"no sink in layers {bare}" if bare else "a sink in every layer"
+    says = [f"{name}: {sinks if subject.bos is not None else 'no BOS, and so no sink by our rule'}."]
     return Finding(checks, says, tables=[Table(f"{name}, {L} layers", columns, rows)], missing=missing)
 
 
 def _prepositions(sentences: Sequence[Sentence]) -> list[Check]:
-    arcs = [
-        (n, w.head)
-        for s in sentences
-        for n, w in enumerate(s.words)
-        if w.relation == "case" and w.head is not None
-    ]
-    seen = sum(head < n for n, head in arcs)
-    return [
-        _share(
-            f"share of {len(arcs)} prepositions whose object a causal model lets them see",
-            seen,
-            len(arcs),
-            0.5,
-        )
-    ]
+    words = [(n, word) for sentence in sentences for n, word in enumerate(sentence.words)]
+    arcs = [(n, word.head) for n, word in words if word.relation == "case" and word.head is not None]
+    what = f"share of {len(arcs)} prepositions whose object a causal model lets them see"
+    return [_share(what, sum(head < n for n, head in arcs), len(arcs), 0.5)]
 
 
 def _share(what: str, k: int, n: int, low: float) -> Check:

@@ -81,9 +81,9 @@ def test_heads_that_all_look_alike_stay_in_the_hull(monkeypatch):
     assert (finding.verdict, failing(finding)) == ("holds in part", ["2 heads", "4 heads", "8 heads"])
 
 
-def subject(L: int = 9, sentences: list[Sentence] | None = None) -> Subject:
+def subject(L: int = 9, sentences: list[Sentence] | None = None, bos: int | None = 0) -> Subject:
     gpt = GPT(Model(n_layer=L, n_head=2, d_model=8, context_length=17), 11)
-    trained = {"bos": 0, "bos_trained": True, "seed": 1}
+    trained = {"bos": bos, "bos_trained": True, "seed": 1}
     return Subject("deep", "--run runs/deep", gpt, {}, torch.zeros(1), **trained, sentences=sentences)
 
 
@@ -150,6 +150,12 @@ def test_a_model_of_four_layers_has_no_thirds(look):
     assert "4 layers of deep" in finding.missing[0]
     assert "no sink in layers [1, 2, 3]" in finding.says[0]
     assert [row for kind, *row in finding.tables[0].rows if kind == "previous-token"] == [["2", "0", "0"]]
+
+
+def test_without_bos_nothing_is_said_of_sinks(look):
+    finding = look(AS_TOLD | {"sink": []}, bos=None)
+    assert finding.verdict == "holds"
+    assert "no BOS" in finding.says[0]
 
 
 def test_what_would_measure_it_is_told_without_a_model_and_without_a_treebank(look):
