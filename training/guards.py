@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from configs.ranks import is_first, processes
 from configs.screen import out_of_memory
+from model.attention import CausalSelfAttention
 from training import Stopped
 from training.checkpoints import State
 from training.distributed import gathered
@@ -27,6 +28,8 @@ def nonfinite_parameters(model: nn.Module) -> list[str]:
 def first_nonfinite(model: nn.Module, losses: Iterable[Tensor], loss: float) -> str:
     """Names the first tensor that is not finite: parameters and outputs in forward order, then gradients.
 
+    With the head, where only some of an attention's heads are bad.
+
     `losses` repeats the forward passes that went wrong, a micro-step each; `loss` is what they came to. The
     gradients are those of `model`.
     """
@@ -34,7 +37,7 @@ def first_nonfinite(model: nn.Module, losses: Iterable[Tensor], loss: float) -> 
 
     def note(name: str, tensor: Tensor) -> None:
         if not found and not tensor.isfinite().all():
-            found.append(name)
+            found.append(name + heads_of(model, name, tensor))
 
     with torch.no_grad(), watched(model, note):
         for number, part in enumerate(losses, 1):
@@ -46,9 +49,29 @@ def first_nonfinite(model: nn.Module, losses: Iterable[Tensor], loss: float) -> 
     grads = {place(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
     if names := [name for name, grad in grads.items() if not grad.isfinite().all()]:
         more = f" ({len(names)} are, up to that of {names[-1]})" if len(names) > 1 else ""
-        return f"gradient of {names[0]} in the backward pass{more}"
+        head = heads_of(model, names[0], grads[names[0]])
+        return f"gradient of {names[0]}{head} in the backward pass{more}"
     lost = "the loss, though it is finite when the step is repeated, uncompiled"
     return "the norm of the gradient" if math.isfinite(loss) else lost
+
+
+def heads_of(model: nn.Module, name: str, tensor: Tensor) -> str:
+    """The heads of an attention in which `tensor` is not finite, as `, head 2`; nothing where all are.
+
+    `name` says which tensor it is, as in `first_nonfinite`; most hold no heads side by side.
+    """
+    found = re.search(r"layer (\d+), attention\.(W_[qkv]|W_gate|sink_H|heads|W_o\.weight)", name)
+    attention = model.get_submodule(f"blocks.{found[1]}.attention") if found else None
+    if not found or not isinstance(attention, CausalSelfAttention):
+        return ""
+    width = 1 if found[2] in ("W_gate", "sink_H") else attention.d_head
+    last = name.startswith("output") or found[2] == "W_o.weight"  # else they are rows of a matrix
+    bad_HD = (~tensor.isfinite()).movedim(-1 if last else 0, 0).unflatten(0, (-1, width))
+    numbers = bad_HD.flatten(1).any(1).nonzero().flatten().tolist()
+    if len(numbers) == len(bad_HD):
+        return ""
+    kind = {"W_k": "key ", "W_v": "value "}.get(found[2], "")
+    return f", {kind}head{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 @contextmanager

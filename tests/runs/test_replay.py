@@ -87,9 +87,9 @@ def test_the_message_has_the_command_and_the_table_marks_the_culprit(tmp_path, m
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("stopped:")]
     assert line.endswith(f"; to see it again: python -m scripts.replay {run}")
     lines = shown(run, capsys=capsys)
-    assert lines[0] == f"{run}/failed/step-00000008: it stopped at parameter layer 1, attention.W_v.weight"
     (marked,) = [line for line in lines if line.startswith(">")]
     name, row = "parameter layer 1, attention.W_v.weight", marked.split()
+    assert lines[0] == f"{run}/failed/step-00000008: it stopped at {name}, value head 0"
     assert (marked[2 : 2 + len(name)], row[-1]) == (name, "1")
     assert lines[-1] == f"first that is not finite: {name}"
     names = [line[2:].split("  ")[0] for line in lines[3:-2]]

@@ -64,7 +64,7 @@ def test_a_parameter_is_named_with_its_layer(gpt, parameter, name, bad):
     ("module", "name"),
     [
         ("token_embedding", "token_embedding"),
-        ("blocks.0.attention.heads", "layer 0, attention.heads"),
+        ("blocks.0.attention.heads", "layer 0, attention.heads, head 0"),
         ("blocks.1.mlp.W_in", "layer 1, mlp.W_in"),
         ("blocks.2", "layer 2"),
         ("final_norm", "final_norm"),
@@ -97,7 +97,7 @@ def test_the_micro_step_is_told(gpt, turn):
     ("output", "parameter", "first"),
     [
         ("blocks.0.mlp", "blocks.1.attention.W_q.weight", "output of layer 0, mlp in micro-step 1"),
-        ("blocks.1.mlp", "blocks.1.attention.W_q.weight", "parameter layer 1, attention.W_q.weight"),
+        ("blocks.1.mlp", "blocks.1.attention.W_q.weight", "parameter layer 1, attention.W_q.weight, head 0"),
         ("blocks.1.mlp.W_in", "blocks.1.mlp.W_out.weight", "output of layer 1, mlp.W_in in micro-step 1"),
         ("token_embedding", "head.weight", "output of token_embedding in micro-step 1"),
         ("blocks.2.mlp.W_in", "blocks.2.mlp.W_in.weight", "parameter layer 2, mlp.W_in.weight"),
@@ -121,6 +121,50 @@ def test_parameters_that_no_module_of_their_own_uses_are_named(gpt):
         parameter = {place(key): p for key, p in model.named_parameters()}[name]
         parameter.data = torch.full_like(parameter, math.nan)
         assert name_of(model) == f"parameter {name}"
+
+
+GROUPED = {"n_layer": 2, "n_head": 4, "n_kv_head": 2, "d_model": 16, "bias": True, "context_length": 17}
+
+
+@BAD
+@pytest.mark.parametrize(
+    ("parameter", "index", "head"),
+    [  # heads are 4 wide; queries have four, keys and values two
+        ("W_q.weight", (9, 0), "head 2"),
+        ("W_q.bias", (15,), "head 3"),
+        ("W_k.weight", (4, 15), "key head 1"),
+        ("W_v.weight", (3, 15), "value head 0"),
+        ("W_v.bias", (7,), "value head 1"),
+        ("W_o.weight", (0, 11), "head 2"),
+        ("W_gate.weight", (3, 0), "head 3"),
+        ("sink_H", (1,), "head 1"),
+    ],
+)
+def test_the_head_that_a_bad_number_is_part_of_is_named(parameter, index, head, bad):
+    gpt = GPT(Model(**GROUPED, sink="learned", gate=True), 11)
+    gpt.get_parameter(f"blocks.1.attention.{parameter}").data[index] = bad
+    assert name_of(gpt) == f"parameter layer 1, attention.{parameter}, {head}"
+
+
+@pytest.mark.parametrize(
+    ("module", "feature", "told"),
+    [("heads", 7, ", head 1"), ("W_k", 7, ", key head 1"), ("W_gate", 2, ", head 2"), ("W_o", 7, "")],
+)
+def test_the_head_of_an_output_is_named_where_it_has_heads_side_by_side(module, feature, told):
+    gpt = GPT(Model(**GROUPED, gate=True), 11)
+    mark = torch.zeros(8 if module == "W_k" else 4 if module == "W_gate" else 16)
+    mark[feature] = math.nan
+    gpt.blocks[1].attention.get_submodule(module).register_forward_hook(
+        lambda module, inputs, out: out + mark
+    )
+    assert name_of(gpt) == f"output of layer 1, attention.{module}{told} in micro-step 1"
+
+
+@pytest.mark.parametrize(("rows", "told"), [([0, 9], ", heads 0, 2"), ([0, 4, 8, 12], "")])
+def test_several_heads_are_named_and_all_of_them_are_no_head_in_particular(rows, told):
+    gpt = GPT(Model(**GROUPED), 11)
+    gpt.blocks[0].attention.W_q.weight.data[rows] = math.nan
+    assert name_of(gpt) == f"parameter layer 0, attention.W_q.weight{told}"
 
 
 class Twice(nn.Module):
@@ -152,12 +196,20 @@ def test_a_module_of_ones_own_is_named_too(gpt):
     assert name_of(gpt) == "parameter layer 1, twice.factors.1"
 
 
+def test_an_attention_of_ones_own_is_named_without_its_heads(gpt):
+    gpt.blocks[1].attention = nn.Module()
+    gpt.blocks[1].attention.W_q = nn.Linear(8, 8)
+    gpt.blocks[1].attention.forward = lambda x, *rest: gpt.blocks[1].attention.W_q(x) * math.nan
+    gpt.blocks[1].attention.W_q.weight.data[3] = math.nan
+    assert name_of(gpt) == "parameter layer 1, attention.W_q.weight"
+
+
 @BAD
 def test_a_gradient_is_named_with_its_layer(gpt, bad):
     loss_of(gpt).backward()
     weight = gpt.get_parameter("blocks.1.attention.W_v.weight")
     weight.grad = spoil(weight.grad, bad)
-    assert name_of(gpt) == "gradient of layer 1, attention.W_v.weight in the backward pass"
+    assert name_of(gpt) == "gradient of layer 1, attention.W_v.weight, value head 0 in the backward pass"
 
 
 def test_gradients_are_counted_because_the_backward_pass_spreads_what_is_bad(gpt):
