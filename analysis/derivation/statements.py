@@ -1,5 +1,8 @@
 """All fourteen statements, in the order of the text."""
 
-from analysis.derivation.finding import Experiment
+from analysis.derivation import mask, multihead, projections, scale
 
-STATEMENTS: list[Experiment] = sorted([], key=lambda statement: statement.number)
+PARTS = (projections, scale, mask, multihead)
+STATEMENTS = sorted(
+    (statement for part in PARTS for statement in part.EXPERIMENTS), key=lambda statement: statement.number
+)
