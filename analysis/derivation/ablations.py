@@ -1,0 +1,174 @@
+"""What short trainings say of statements 1, 2, 5, 14: one part of attention changed, all else as it was."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from math import inf, log, nan, sqrt
+from operator import sub, truediv
+from statistics import mean, stdev
+
+from matplotlib.figure import Figure
+from scipy import stats
+
+from analysis.derivation.drawing import COLOURS, GREY, panels
+from analysis.derivation.finding import Check, Finding, Given, Seeds, Table
+from data.corpora import shakespeare, split
+
+TRAIN = "python -m scripts.derive --train"
+VALIDATED = 0.05  # share of the plays, as in configs/ablations/
+HARDLY = 0.25  # of what is learned with the scale
+COLUMNS = {  # of a finished run
+    "loss": "validation loss, nats",
+    "repeat_loss_2": "loss on a second repeat, nats",
+    "learned_early": "learned half-way, nats",
+    "induction": "best induction head",
+    "previous": "best previous-token head",
+    "current": "weight on the token itself",
+    "sink": "best sink",
+    "entropy": "entropy, normalized",
+}
+Cells = Mapping[str, str]  # names of configs, and how a figure calls them
+
+DIRECTIONS: Cells = {
+    "separate": "rotary,\nseparate",
+    "qk_tied": "rotary,\ntied",
+    "qk_identity": "rotary,\nidentity",
+    "learned": "learned,\nseparate",
+    "learned_tied": "learned,\ntied",
+}
+VALUES: Cells = {"separate": "project", "value_key": "key", "value_identity": "identity"}
+SCALES: Cells = {
+    "separate": "√d",
+    "scale_none": "none",
+    "scale_linear": "d",
+    "no_norm": "√d,\nno norm",
+    "no_norm_scale_none": "none,\nno norm",
+    "no_norm_scale_linear": "d,\nno norm",
+}
+GROUPS: Cells = {"separate": "4 of 4", "kv_2": "2 of 4", "kv_1": "1 of 4"}
+
+
+def directions(given: Given) -> Finding:
+    """Statement 1: what attention learns without parameters, and what is lost where keys are the queries.
+
+    A model without attention sees the current token alone: it cannot have less loss than the entropy of the
+    next character given this one, counted on the very text.
+    """
+    least, says = successor_entropy(split(shakespeare(), VALIDATED)[1]), []
+    what = "loss on text, identity (high: least without attention)"
+    checks = compare(given, what, float, "loss", "qk_identity", high=least)
+    for name, tied, where in (("separate", "qk_tied", "rotary"), ("learned", "learned_tied", "learned")):
+        checks += compare(given, f"{where}: loss on text, tied - separate", sub, "loss", tied, name, low=0)
+        checks += compare(given, f"{where}: induction, separate - tied", sub, "induction", name, tied, low=0)
+        for own in compare(given, "", float, "current", tied):
+            says.append(
+                f"Tied, a token is its own best key: the mean head gives {own.measured:.0%} ± {own.error:.0%} of "
+                f"its weight to the token itself ({where} positions), so what is lost is not direction alone."
+            )
+    return found(given, DIRECTIONS, checks, says, ["loss", "induction", "previous", "current"])
+
+
+def carried(given: Given) -> Finding:
+    """Statement 2: what it costs to carry what is scored, the key, or what the layer reads."""
+    checks = []
+    for key, where in (("loss", "text"), ("repeat_loss_2", "a second repeat")):
+        for name, value in [*VALUES.items()][1:]:
+            what = f"loss on {where}, {value} - project"
+            checks += compare(given, what, sub, key, name, "separate", low=0)
+    return found(given, VALUES, checks, [], ["loss", "repeat_loss_2", "induction"])
+
+
+def learning(given: Given) -> Finding:
+    """Statement 5: what is learned in the first half of a training, and in all of it, without the scale.
+
+    "Hardly learns" is taken as: not a quarter of the loss that is unlearned with the scale by then.
+    """
+    checks, says = [], []
+    for name, none, linear, where in (
+        ("separate", "scale_none", "scale_linear", "QK-norm"),
+        ("no_norm", "no_norm_scale_none", "no_norm_scale_linear", "no norm"),
+    ):
+        early, loss = f"{where}: learned half-way, none / √d", f"{where}: loss on text, none - √d"
+        checks += compare(given, early, truediv, "learned_early", none, name, high=HARDLY)
+        checks += compare(given, loss, sub, "loss", none, name, low=0)
+        for other in compare(given, "", sub, "loss", linear, name):
+            change = f"{other.measured:+.3f} ± {other.error:.3f} nats"
+            says.append(f"To divide by d rather than √d changes the loss on text by {change} ({where}).")
+    return found(given, SCALES, checks, says, ["learned_early", "loss", "induction", "entropy"])
+
+
+def grouped(given: Given) -> Finding:
+    """Statement 14: what it costs to share keys and values. The text does not call it free: no check."""
+    says = [
+        f"With {GROUPS[name]} key and value heads the loss on text changes by {lost.measured:+.3f} ± "
+        f"{lost.error:.3f} nats."
+        for name in ("kv_2", "kv_1")
+        for lost in compare(given, "", sub, "loss", name, "separate")
+    ]
+    return found(given, GROUPS, [], says, ["loss", "repeat_loss_2", "induction"])
+
+
+def compare(
+    given: Given,
+    what: str,
+    how: Callable[..., float],
+    key: str,
+    *cells: str,
+    low: float = -inf,
+    high: float = inf,
+) -> list[Check]:
+    """The check of `how` of the values of `key` in `cells`, taken seed by seed: mean and t interval.
+
+    None where fewer than two seeds have all of them.
+    """
+    by_seed = [{run["seed"]: run[key] for run in given.trained.get(name, ())} for name in cells]
+    shared = set.intersection(*map(set, by_seed))
+    values = [how(*(cell[seed] for cell in by_seed)) for seed in shared]
+    if len(values) < 2:
+        return []
+    error = stats.t.ppf(0.975, len(values) - 1) * standard_error(values)
+    expected = f"above {low:g}" if high == inf else f"below {high:.3g}"
+    return [Check(what, mean(values), low, high, expected, error)]
+
+
+def found(
+    given: Given, cells: Cells, checks: Sequence[Check], says: Sequence[str], keys: Sequence[str]
+) -> Finding:
+    """With a table of `keys` in all cells, a figure of the first two, and what is not trained."""
+    trained = {name: given.trained[name] for name in cells if given.trained.get(name)}
+    lacking = [name for name in cells if len(trained.get(name, ())) < 2]
+    missing = [f"Trainings of {', '.join(lacking)}, two seeds or more: {TRAIN}"] if lacking else []
+    if not trained:
+        return Finding(missing=missing)
+    rows = [[name, *(_mean([run[key] for run in runs]) for key in keys)] for name, runs in trained.items()]
+    columns = ["config", *(COLUMNS[key] for key in keys)]
+    table = Table("Trainings, mean ± standard error over seeds", columns, rows)
+    return Finding(checks, says, [draw(trained, cells, keys[:2])], [table], missing)
+
+
+def draw(trained: Mapping[str, Seeds], cells: Cells, keys: Sequence[str]) -> Figure:
+    """A point a run; dashed: the mean of the first cell, where all would lie if nothing mattered."""
+    figure, axes = panels(len(keys))
+    for ax, key in zip(axes, keys, strict=True):
+        ax.axhline(mean(run[key] for run in next(iter(trained.values()))), color=GREY, ls="--", lw=1)
+        for place, runs in enumerate(trained.values()):
+            values = [run[key] for run in runs]
+            ax.plot([place] * len(values), values, "o", color=COLOURS[place > 0], alpha=0.7)
+        ax.set_xticks(range(len(trained)), [cells[name] for name in trained])
+        ax.set_ylabel(COLUMNS[key])
+    return figure
+
+
+def successor_entropy(text: str) -> float:
+    """Of the next character given this one, in nats a character."""
+    pairs, firsts = Counter(pairwise(text)), Counter(text[:-1])
+    return sum(n * log(firsts[first] / n) for (first, _), n in pairs.items()) / (len(text) - 1)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of independent values; NaN of a single one."""
+    return stdev(values) / sqrt(len(values)) if len(values) > 1 else nan
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{mean(values):.3f} ± {standard_error(values):.3f}"
