@@ -3,10 +3,9 @@
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,10 +14,8 @@ from tqdm import tqdm
 
 from configs import UserError
 from configs.cli import load_config, parse
-from configs.files import held
 from configs.schema import Config
 from configs.screen import looks
-from training.folder import LOCK
 from training.loggers import read_records
 
 ROOT = Path(__file__).parents[1]
@@ -61,9 +58,7 @@ class Training:
         last = {record["kind"]: record for record in records}
         half = last["end"]["step"] / 2
         first, *losses = [r["loss"] for r in records if r["kind"] == "train" and r["step"] <= half]
-        scores = {
-            name: [s for row in rows for s in row] for name, rows in last["attention"]["scores"].items()
-        }
+        scores = {name: [*chain(*rows)] for name, rows in last["attention"]["scores"].items()}
         return {
             "seed": self.seed,
             "loss": last["eval"]["loss"],
@@ -85,52 +80,47 @@ def finished(names: Iterable[str], seeds: Iterable[int], folder: Path) -> dict[s
 
 
 def sweep(names: Iterable[str], seeds: Iterable[int], folder: Path) -> dict[str, list[Numbers]]:
-    """As `finished`, with those that are not trained first: `folder/runs/NAME-seedN/`, its output beside it.
+    """As `finished`, after training what is not: in `folder/runs/NAME-seedN/`, its output beside it.
 
     A run that was begun goes on; another one in its place, such as of an older config, is started afresh.
     One that fails is told of and left out. Raises `UserError` where a request is wrong.
     """
-    names, seeds = [*names], [*seeds]
-    todo = [*_trainings(names, seeds, folder)]
-    done = sum(one.numbers() is not None for one in todo)
-    line = "{n_fmt}/{total_fmt} trainings, {elapsed} gone, {remaining} to go{postfix}"
+    all_of_them = _trainings(names, seeds, folder)
+    todo = [one for one in all_of_them if one.numbers() is None]
     (folder / "runs").mkdir(parents=True, exist_ok=True)
-    with tqdm(
-        total=len(todo), initial=done, unit="training", disable=done == len(todo), **looks(line)
-    ) as bar:
+    total, line = (
+        len(all_of_them),
+        "{n_fmt}/{total_fmt} trainings, {elapsed} gone, {remaining} to go{postfix}",
+    )
+    in_file = looks(line)
+    with tqdm(total=total, initial=total - len(todo), disable=not todo, unit="training", **in_file) as bar:
         for one in todo:
-            if one.numbers() is None:
-                bar.set_postfix_str(one.folder.name)
-                if fault := _train(one):
-                    tqdm.write(f"warning: {one.folder.name} failed:\n{fault}", file=sys.stderr)
-                bar.update()
+            bar.set_postfix_str(one.folder.name)
+            if fault := _train(one):
+                tqdm.write(f"warning: {one.folder.name} failed: {fault}", file=sys.stderr)
+            bar.update()
     return finished(names, seeds, folder)
 
 
-def _trainings(names: Iterable[str], seeds: Iterable[int], folder: Path) -> Iterator[Training]:
-    """Of each seed all names: what a sweep that was ended has, it has of all."""
-    for seed, name in product(seeds, names):
-        yield Training(name, seed, folder / "runs" / f"{name}-seed{seed}")
+def _trainings(names: Iterable[str], seeds: Iterable[int], folder: Path) -> list[Training]:
+    """Seed after seed, so that a sweep that was ended has something of everything."""
+    return [Training(name, seed, folder / "runs" / f"{name}-seed{seed}") for seed in seeds for name in names]
 
 
 def _train(one: Training) -> str:
-    """Start or resume it and wait for its end; the last lines that it said if it failed, else nothing."""
+    """Start it or go on with it, and wait for its end; the last that it said if it failed, else nothing."""
     told = one.folder.with_suffix(".log")
-    while True:
-        _wait_for_others(one.folder)
-        if one.numbers() is not None:
-            return ""
-        words = [*one.asked, "--run.overwrite", "true"]
-        words = ["--resume", str(one.folder)] if one.begun() else words
-        code = _run([sys.executable, str(ROOT / "train.py"), *words], told)
-        if one.numbers() is not None:
-            return ""
-        lines = "\n".join(told.read_text(errors="replace").splitlines()[-LAST_LINES:])
-        if "is training in run.dir" not in lines:
+    while one.numbers() is None:
+        words = ["--resume", str(one.folder)] if one.begun() else [*one.asked, "--run.overwrite", "true"]
+        if not (code := _run([sys.executable, str(ROOT / "train.py"), *words], told)):
             break
-    if code == 2:
-        raise UserError(f"{one.folder.name}: {lines}")
-    return lines or f"it ended with {code}"
+        lines = "\n".join(told.read_text(errors="replace").splitlines()[-LAST_LINES:])
+        if "is training in run.dir" in lines:  # for a sweep that was killed before it: its result is as good
+            continue
+        if code == 2:
+            raise UserError(f"{one.folder.name}: {lines}")
+        return lines or f"it ended with {code}"
+    return ""
 
 
 def _run(command: list[str], told: Path) -> int:
@@ -144,16 +134,6 @@ def _run(command: list[str], told: Path) -> int:
                 child.send_signal(signal.SIGINT)
                 child.wait()
                 raise
-
-
-def _wait_for_others(folder: Path) -> None:
-    """A training may outlive a sweep that was killed, or belong to another one: its result is as good."""
-    while folder.exists():
-        try:
-            with held(folder / LOCK):
-                return
-        except BlockingIOError:
-            time.sleep(1)
 
 
 def _result(config: Config) -> dict[str, Any]:

@@ -27,25 +27,14 @@ COLUMNS = {  # of a finished run
     "sink": "best sink",
     "entropy": "entropy, normalized",
 }
-Cells = Mapping[str, str]  # names of configs, and how a figure calls them
+How = Callable[..., float]
 
-DIRECTIONS: Cells = {
-    "separate": "rotary,\nseparate",
-    "qk_tied": "rotary,\ntied",
-    "qk_identity": "rotary,\nidentity",
-    "learned": "learned,\nseparate",
-    "learned_tied": "learned,\ntied",
-}
-VALUES: Cells = {"separate": "project", "value_key": "key", "value_identity": "identity"}
-SCALES: Cells = {
-    "separate": "√d",
-    "scale_none": "none",
-    "scale_linear": "d",
-    "no_norm": "√d,\nno norm",
-    "no_norm_scale_none": "none,\nno norm",
-    "no_norm_scale_linear": "d,\nno norm",
-}
-GROUPS: Cells = {"separate": "4 of 4", "kv_2": "2 of 4", "kv_1": "1 of 4"}
+# Names of configs in configs/ablations/, first the one that the others are compared with.
+DIRECTIONS = ["separate", "qk_tied", "qk_identity", "learned", "learned_tied"]
+VALUES = ["separate", "value_key", "value_identity"]
+NORMED = ["separate", "scale_none", "scale_linear"]
+UNNORMED = ["no_norm", "no_norm_scale_none", "no_norm_scale_linear"]
+GROUPS = ["separate", "kv_2", "kv_1"]
 
 
 def directions(given: Given) -> Finding:
@@ -62,8 +51,8 @@ def directions(given: Given) -> Finding:
         checks += compare(given, f"{where}: induction, separate - tied", sub, "induction", name, tied, low=0)
         for own in compare(given, "", float, "current", tied):
             says.append(
-                f"Tied, a token is its own best key: the mean head gives {own.measured:.0%} ± {own.error:.0%} of "
-                f"its weight to the token itself ({where} positions), so what is lost is not direction alone."
+                f"Tied, a token is a good key to itself: {own.measured:.0%} ± {own.error:.0%} of the weight "
+                f"({where} positions, mean over heads). What is lost is not direction alone."
             )
     return found(given, DIRECTIONS, checks, says, ["loss", "induction", "previous", "current"])
 
@@ -72,8 +61,8 @@ def carried(given: Given) -> Finding:
     """Statement 2: what it costs to carry what is scored, the key, or what the layer reads."""
     checks = []
     for key, where in (("loss", "text"), ("repeat_loss_2", "a second repeat")):
-        for name, value in [*VALUES.items()][1:]:
-            what = f"loss on {where}, {value} - project"
+        for name in VALUES[1:]:
+            what = f"loss on {where}, {name} - separate"
             checks += compare(given, what, sub, key, name, "separate", low=0)
     return found(given, VALUES, checks, [], ["loss", "repeat_loss_2", "induction"])
 
@@ -84,38 +73,28 @@ def learning(given: Given) -> Finding:
     "Hardly learns" is taken as: not a quarter of the loss that is unlearned with the scale by then.
     """
     checks, says = [], []
-    for name, none, linear, where in (
-        ("separate", "scale_none", "scale_linear", "QK-norm"),
-        ("no_norm", "no_norm_scale_none", "no_norm_scale_linear", "no norm"),
-    ):
+    for (name, none, linear), where in ((NORMED, "QK-norm"), (UNNORMED, "no norm")):
         early, loss = f"{where}: learned half-way, none / √d", f"{where}: loss on text, none - √d"
         checks += compare(given, early, truediv, "learned_early", none, name, high=HARDLY)
         checks += compare(given, loss, sub, "loss", none, name, low=0)
         for other in compare(given, "", sub, "loss", linear, name):
             change = f"{other.measured:+.3f} ± {other.error:.3f} nats"
             says.append(f"To divide by d rather than √d changes the loss on text by {change} ({where}).")
-    return found(given, SCALES, checks, says, ["learned_early", "loss", "induction", "entropy"])
+    return found(given, [*NORMED, *UNNORMED], checks, says, ["learned_early", "loss", "induction", "entropy"])
 
 
 def grouped(given: Given) -> Finding:
     """Statement 14: what it costs to share keys and values. The text does not call it free: no check."""
     says = [
-        f"With {GROUPS[name]} key and value heads the loss on text changes by {lost.measured:+.3f} ± "
-        f"{lost.error:.3f} nats."
-        for name in ("kv_2", "kv_1")
+        f"Against separate, {name} changes the loss on text by {lost.measured:+.3f} ± {lost.error:.3f} nats."
+        for name in GROUPS[1:]
         for lost in compare(given, "", sub, "loss", name, "separate")
     ]
     return found(given, GROUPS, [], says, ["loss", "repeat_loss_2", "induction"])
 
 
 def compare(
-    given: Given,
-    what: str,
-    how: Callable[..., float],
-    key: str,
-    *cells: str,
-    low: float = -inf,
-    high: float = inf,
+    given: Given, what: str, how: How, key: str, *cells: str, low: float = -inf, high: float = inf
 ) -> list[Check]:
     """The check of `how` of the values of `key` in `cells`, taken seed by seed: mean and t interval.
 
@@ -132,7 +111,7 @@ def compare(
 
 
 def found(
-    given: Given, cells: Cells, checks: Sequence[Check], says: Sequence[str], keys: Sequence[str]
+    given: Given, cells: Sequence[str], checks: Sequence[Check], says: Sequence[str], keys: Sequence[str]
 ) -> Finding:
     """With a table of `keys` in all cells, a figure of the first two, and what is not trained."""
     trained = {name: given.trained[name] for name in cells if given.trained.get(name)}
@@ -143,18 +122,18 @@ def found(
     rows = [[name, *(_mean([run[key] for run in runs]) for key in keys)] for name, runs in trained.items()]
     columns = ["config", *(COLUMNS[key] for key in keys)]
     table = Table("Trainings, mean ± standard error over seeds", columns, rows)
-    return Finding(checks, says, [draw(trained, cells, keys[:2])], [table], missing)
+    return Finding(checks, says, [draw(trained, cells[0], keys[:2])], [table], missing)
 
 
-def draw(trained: Mapping[str, Seeds], cells: Cells, keys: Sequence[str]) -> Figure:
-    """A point a run; dashed: the mean of the first cell, where all would lie if nothing mattered."""
+def draw(trained: Mapping[str, Seeds], base: str, keys: Sequence[str]) -> Figure:
+    """A point a run; dashed: the mean of `base`, where all would lie if nothing mattered."""
     figure, axes = panels(len(keys))
     for ax, key in zip(axes, keys, strict=True):
-        ax.axhline(mean(run[key] for run in next(iter(trained.values()))), color=GREY, ls="--", lw=1)
-        for place, runs in enumerate(trained.values()):
-            values = [run[key] for run in runs]
-            ax.plot([place] * len(values), values, "o", color=COLOURS[place > 0], alpha=0.7)
-        ax.set_xticks(range(len(trained)), [cells[name] for name in trained])
+        for name, runs in trained.items():
+            values, place = [run[key] for run in runs], name.replace("_", "\n")
+            ax.plot([place] * len(values), values, "o", color=COLOURS[name != base], alpha=0.7)
+            if name == base:
+                ax.axhline(mean(values), color=GREY, ls="--", lw=1)
         ax.set_ylabel(COLUMNS[key])
     return figure
 

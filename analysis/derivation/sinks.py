@@ -2,18 +2,12 @@
 
 from dataclasses import replace
 
-from analysis.derivation.ablations import Cells, compare, found
+from analysis.derivation.ablations import compare, found
 from analysis.derivation.finding import Experiment, Finding, Given
 
 LABEL = 0.3  # weight on BOS from which on analysis/heads.py calls a head a sink
-SINKS: Cells = {
-    "sink_none": "none",
-    "sink_zero": "zero",
-    "sink_learned": "learned",
-    "sink_gate": "gate",
-    "sink_zero_fast": "zero,\nfaster",
-    "sink_zero_rotary": "zero,\nrotary",
-}
+NONE = "sink_none"
+ELSEWHERE = ["sink_zero", "sink_learned", "sink_gate", "sink_zero_fast", "sink_zero_rotary"]
 
 
 def sinks(given: Given) -> Finding:
@@ -31,12 +25,11 @@ def sinks(given: Given) -> Finding:
 
 def interventions(given: Given) -> Finding:
     """The trainings: is the sink gone where weight may go elsewhere?"""
-    as_it_is = compare(given, "none: weight on BOS", float, "sink", "sink_none", low=LABEL)
+    as_it_is = compare(given, f"{NONE}: weight on BOS", float, "sink", NONE, low=LABEL)
     checks = [replace(check, premise=True) for check in as_it_is]
-    for name, said in [*SINKS.items()][1:]:
-        what = f"{' '.join(said.split())}: weight on BOS"
-        checks += compare(given, what, float, "sink", name, high=LABEL)
-    return found(given, SINKS, checks, [], ["sink", "loss", "entropy"])
+    for name in ELSEWHERE:
+        checks += compare(given, f"{name}: weight on BOS", float, "sink", name, high=LABEL)
+    return found(given, [NONE, *ELSEWHERE], checks, [], ["sink", "loss", "entropy"])
 
 
 PART = "IV · What several heads do"
