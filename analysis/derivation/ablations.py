@@ -7,6 +7,7 @@ from math import inf, log, nan, nextafter, sqrt
 from operator import sub, truediv
 from statistics import mean, stdev
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -29,7 +30,8 @@ COLUMNS = {  # of a finished run
 }
 How = Callable[..., float]
 
-# Names of configs in configs/ablations/, first the one that the others are compared with.
+# Names of configs in configs/ablations/.
+BASES = {"separate", "learned", "no_norm", "sink_none"}  # that others are compared with
 DIRECTIONS = ["separate", "qk_tied", "qk_identity", "learned", "learned_tied"]
 VALUES = ["separate", "value_key", "value_identity"]
 NORMED = ["separate", "scale_none", "scale_linear"]
@@ -123,20 +125,26 @@ def found(
     rows = [[name, *(_mean([run[key] for run in runs]) for key in keys)] for name, runs in trained.items()]
     columns = ["config", *(COLUMNS[key] for key in keys)]
     table = Table("Trainings, mean ± standard error over seeds", columns, rows)
-    return Finding(checks, says, [draw(trained, cells[0], keys[:2])], [table], missing)
+    return Finding(checks, says, [draw(trained, keys[:2])], [table], missing)
 
 
-def draw(trained: Mapping[str, Seeds], base: str, keys: Sequence[str]) -> Figure:
-    """A point a run; dashed: the mean of `base`, where all would lie if nothing mattered."""
+def draw(trained: Mapping[str, Seeds], keys: Sequence[str]) -> Figure:
+    """A point a run; dashed: the means of the settings that others are compared with."""
     figure, axes = panels(len(keys))
     for ax, key in zip(axes, keys, strict=True):
         for name, runs in trained.items():
             values, place = [run[key] for run in runs], name.replace("_", "\n")
-            ax.plot([place] * len(values), values, "o", color=COLOURS[name != base], alpha=0.7)
-            if name == base:
-                ax.axhline(mean(values), color=GREY, ls="--", lw=1)
+            ax.plot([place] * len(values), values, "o", color=COLOURS[name not in BASES], alpha=0.7)
+            if name in BASES:
+                line(ax, mean(values), f"mean of {name}")
         ax.set_ylabel(COLUMNS[key])
     return figure
+
+
+def line(ax: Axes, y: float, says: str) -> None:
+    """Dashed, with words at its right end."""
+    ax.axhline(y, color=GREY, ls="--", lw=1, zorder=0)
+    ax.annotate(says, (1, y), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=GREY, size=8)
 
 
 def bigram_loss(training: str, text: str) -> float:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from analysis.derivation.ablations import compare, found
+from analysis.derivation.ablations import compare, found, line
 from analysis.derivation.finding import Experiment, Finding, Given
 
 LABEL = 0.3  # weight on BOS from which on analysis/heads.py calls a head a sink
@@ -29,7 +29,10 @@ def interventions(given: Given) -> Finding:
     checks = [replace(check, premise=True) for check in as_it_is]
     for name in ELSEWHERE:
         checks += compare(given, f"{name}: weight on BOS", float, "sink", name, high=LABEL)
-    return found(given, [NONE, *ELSEWHERE], checks, [], ["sink", "loss", "entropy"])
+    finding = found(given, [NONE, *ELSEWHERE], checks, [], ["sink", "loss", "entropy"])
+    for figure in finding.figures:
+        line(figure.axes[0], LABEL, "a sink from here on")
+    return finding
 
 
 PART = "IV · What several heads do"

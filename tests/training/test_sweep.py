@@ -143,7 +143,7 @@ def test_a_training_that_fails_is_told_of_and_the_others_go_on(here, configs, tm
 def test_a_request_that_is_wrong_ends_the_sweep_in_words(here, configs, tmp_path):
     (place(tmp_path, "fast", 1)).mkdir(parents=True)
     (place(tmp_path, "fast", 1) / "letter.txt").write_text("not a run")
-    with pytest.raises(UserError, match="fast-seed1: .*is not empty and not a run"):
+    with pytest.raises(UserError, match=r"fast-seed1: .*is not empty and not a run"):
         sweep.sweep(["slow", "fast"], [1], tmp_path)
     assert (place(tmp_path, "fast", 1) / "letter.txt").exists()
     assert [*sweep.finished(["slow", "fast"], [1], tmp_path)] == ["slow"]
