@@ -1,0 +1,165 @@
+"""What short trainings say of statements 1, 2, 5, 14: one part of attention changed, all else as it was."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, pairwise
+from math import inf, log, nan, nextafter, sqrt
+from operator import sub, truediv
+from statistics import mean, stdev
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy import stats
+
+from analysis.derivation.drawing import COLOURS, GREY, panels
+from analysis.derivation.finding import Check, Finding, Given, Seeds, Table
+from data.corpora import shakespeare, split
+
+TRAIN = "python -m scripts.derive --train"
+VALIDATED, T = 0.05, 64  # share of the plays and the context, as in configs/ablations/
+HARDLY = 0.25  # of what is learned with the scale
+COLUMNS = {  # of a finished run
+    "loss": "validation loss, nats",
+    "repeat_loss_2": "loss on a second repeat, nats",
+    "learned_early": "learned half-way, nats",
+    "induction": "best induction head",
+    "previous": "best previous-token head",
+    "current": "weight on the token itself",
+    "sink": "best sink",
+    "entropy": "entropy, normalized",
+}
+How = Callable[..., float]
+
+# Names of configs in configs/ablations/.
+BASES = {"separate", "learned", "no_norm", "sink_none"}  # that others are compared with
+DIRECTIONS = ["separate", "qk_tied", "qk_identity", "learned", "learned_tied"]
+VALUES = ["separate", "value_key", "value_identity"]
+NORMED = ["separate", "scale_none", "scale_linear"]
+UNNORMED = ["no_norm", "no_norm_scale_none", "no_norm_scale_linear"]
+GROUPS = ["separate", "kv_2", "kv_1"]
+
+
+def directions(given: Given) -> Finding:
+    """Statement 1: what attention learns without parameters, and what is lost where keys are the queries.
+
+    An attention works if it does more than the current token alone, and so a model without one, can tell.
+    """
+    without = bigram_loss(*split(shakespeare(), VALIDATED)) if given.trained else nan
+    what = "loss on text, identity (bound: without attention, by pairs of characters)"
+    checks = compare(given, what, float, "loss", "qk_identity", high=without)
+    says = []
+    for name, tied, where in (("separate", "qk_tied", "rotary"), ("learned", "learned_tied", "learned")):
+        checks += compare(given, f"{where}: loss on text, tied - separate", sub, "loss", tied, name, low=0)
+        checks += compare(given, f"{where}: induction, separate - tied", sub, "induction", name, tied, low=0)
+        for own in compare(given, "", float, "current", tied):
+            says.append(
+                f"Tied, a token is a good key to itself: {own.measured:.0%} ± {own.error:.0%} of the weight "
+                f"({where} positions, mean over heads). What is lost is not direction alone."
+            )
+    return found(given, DIRECTIONS, checks, says, ["loss", "induction", "previous", "current"])
+
+
+def carried(given: Given) -> Finding:
+    """Statement 2: what it costs to carry what is scored, the key, or what the layer reads."""
+    checks = []
+    for key, where in (("loss", "text"), ("repeat_loss_2", "a second repeat")):
+        for name in VALUES[1:]:
+            what = f"loss on {where}, {name} - separate"
+            checks += compare(given, what, sub, key, name, "separate", low=0)
+    return found(given, VALUES, checks, [], ["loss", "repeat_loss_2", "induction"])
+
+
+def learning(given: Given) -> Finding:
+    """Statement 5: what is learned in the first half of a training, and in all of it, without the scale.
+
+    "Hardly learns" is taken as: not a quarter of the loss that is unlearned with the scale by then.
+    """
+    checks, says = [], []
+    for (name, none, linear), where in ((NORMED, "QK-norm"), (UNNORMED, "no norm")):
+        early, loss = f"{where}: learned half-way, none / √d", f"{where}: loss on text, none - √d"
+        checks += compare(given, early, truediv, "learned_early", none, name, high=HARDLY)
+        checks += compare(given, loss, sub, "loss", none, name, low=0)
+        for other in compare(given, "", sub, "loss", linear, name):
+            change = f"{other.measured:+.3f} ± {other.error:.3f} nats"
+            says.append(f"To divide by d rather than √d changes the loss on text by {change} ({where}).")
+    return found(given, [*NORMED, *UNNORMED], checks, says, ["learned_early", "loss", "induction", "entropy"])
+
+
+def grouped(given: Given) -> Finding:
+    """Statement 14: what it costs to share keys and values. The text does not call it free: no check."""
+    says = [
+        f"Against separate, {name} changes the loss on text by {lost.measured:+.3f} ± {lost.error:.3f} nats."
+        for name in GROUPS[1:]
+        for lost in compare(given, "", sub, "loss", name, "separate")
+    ]
+    return found(given, GROUPS, [], says, ["loss", "repeat_loss_2", "induction"])
+
+
+def compare(
+    given: Given, what: str, how: How, key: str, *cells: str, low: float = -inf, high: float = inf
+) -> list[Check]:
+    """The check of `how` of the values of `key` in `cells`, taken seed by seed: mean and t interval.
+
+    None where fewer than two seeds have all of them.
+    """
+    by_seed = [{run["seed"]: run[key] for run in given.trained.get(name, ())} for name in cells]
+    shared = set.intersection(*map(set, by_seed))
+    values = [how(*(cell[seed] for cell in by_seed)) for seed in shared]
+    if len(values) < 2:
+        return []
+    error = stats.t.ppf(0.975, len(values) - 1) * standard_error(values)
+    expected = f"above {low:g}" if high == inf else f"below {high:.3g}"
+    strictly = nextafter(low, inf), nextafter(high, -inf)  # two runs that are the same differ by exactly 0
+    return [Check(what, mean(values), *strictly, expected, error)]
+
+
+def found(
+    given: Given, cells: Sequence[str], checks: Sequence[Check], says: Sequence[str], keys: Sequence[str]
+) -> Finding:
+    """With a table of `keys` in all cells, a figure of the first two, and what is not trained."""
+    trained = {name: given.trained[name] for name in cells if given.trained.get(name)}
+    lacking = [name for name in cells if len(trained.get(name, ())) < 2]
+    missing = [f"Trainings of {', '.join(lacking)}, two seeds or more: {TRAIN}"] if lacking else []
+    if not trained:
+        return Finding(missing=missing)
+    rows = [[name, *(_mean([run[key] for run in runs]) for key in keys)] for name, runs in trained.items()]
+    columns = ["config", *(COLUMNS[key] for key in keys)]
+    table = Table("Trainings, mean ± standard error over seeds", columns, rows)
+    return Finding(checks, says, [draw(trained, keys[:2])], [table], missing)
+
+
+def draw(trained: Mapping[str, Seeds], keys: Sequence[str]) -> Figure:
+    """A point a run; dashed: the means of the settings that others are compared with."""
+    figure, axes = panels(len(keys))
+    for ax, key in zip(axes, keys, strict=True):
+        for name, runs in trained.items():
+            values, place = [run[key] for run in runs], name.replace("_", "\n")
+            ax.plot([place] * len(values), values, "o", color=COLOURS[name not in BASES], alpha=0.7)
+            if name in BASES:
+                line(ax, mean(values), f"mean of {name}")
+        ax.set_ylabel(COLUMNS[key])
+    return figure
+
+
+def line(ax: Axes, y: float, says: str) -> None:
+    """Dashed, with words at its right end."""
+    ax.axhline(y, color=GREY, ls="--", lw=1, zorder=0)
+    ax.annotate(says, (1, y), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=GREY, size=8)
+
+
+def bigram_loss(training: str, text: str) -> float:
+    """Of guessing by counts of pairs, plus one, in windows of `T` characters behind BOS; nats a character."""
+    counts = Counter([*pairwise(training), *(("", character) for character in training)])
+    firsts, V = Counter(first for first, _ in counts.elements()), len({*training})
+    windows = [[("", text[i]), *pairwise(text[i : i + T])] for i in range(0, len(text), T)]
+    losses = [log((firsts[pair[0]] + V) / (counts[pair] + 1)) for pair in chain(*windows)]
+    return sum(losses) / len(losses)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of independent values; NaN of a single one."""
+    return stdev(values) / sqrt(len(values)) if len(values) > 1 else nan
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{mean(values):.3f} ± {standard_error(values):.3f}"

@@ -1,0 +1,39 @@
+"""IV, continued: why a head puts its weight on the first token, and what happens where it need not."""
+
+from dataclasses import replace
+
+from analysis.derivation.ablations import compare, found, line
+from analysis.derivation.finding import Experiment, Finding, Given
+
+LABEL = 0.3  # weight on BOS from which on analysis/heads.py calls a head a sink
+NONE = "sink_none"
+ELSEWHERE = ["sink_zero", "sink_learned", "sink_gate", "sink_zero_fast", "sink_zero_rotary"]
+
+
+def sinks(given: Given) -> Finding:
+    """Attention sinks exist because softmax must sum to 1: weight that a head has no use for needs a place.
+
+    Method: one layer of one head on Bigram-Backcopy, where it has work to do after three trigger tokens only:
+    as it is; with one more outcome of the softmax that has no value, of score 0 or learned; with a gate that
+    turns the head's output off. The first of these also at four times the rate and with rotary positions.
+
+    Expected: a weight on BOS of at least 0.3 as it is, the premise, and of less in each other case
+    (Miller 2023; Guo et al. 2024, 2410.13835; Gu et al. 2024, 2410.10781; Qiu et al. 2025, 2505.06708).
+    """
+    return interventions(given)
+
+
+def interventions(given: Given) -> Finding:
+    """The trainings: is the sink gone where weight may go elsewhere?"""
+    as_it_is = compare(given, f"{NONE}: weight on BOS", float, "sink", NONE, low=LABEL)
+    checks = [replace(check, premise=True) for check in as_it_is]
+    for name in ELSEWHERE:
+        checks += compare(given, f"{name}: weight on BOS", float, "sink", name, high=LABEL)
+    finding = found(given, [NONE, *ELSEWHERE], checks, [], ["sink", "loss", "entropy"])
+    for figure in finding.figures:
+        line(figure.axes[0], LABEL, "a sink from here on")
+    return finding
+
+
+PART = "IV · What several heads do"
+EXPERIMENTS = [Experiment(11, PART, r"\sum_j A_{ij} = 1", sinks)]
