@@ -75,13 +75,14 @@ def masks(given: Given) -> Finding:
         ),
     ]
     others = _text(_hidden(ways["-inf, filled"], DTYPES["bf16"], ROWS["some"][0], ROWS["all"][1]))
+    spread = ", ".join(f"{n} ({name})" for name, n in count.items())
     says = [
-        f"Where all is hidden, -1e9 in bf16 comes to ({_text(filled)}), weights and gradients, and -inf to "
-        f"({_text(bare)}). In the text's n·exp(-1e9 - max) the maximum is -1e9, so the sum is n: the row "
-        "reads what it must not, and nothing tells.",
-        f"With -inf a loss that reads only another row has ({others}): 0 times NaN is NaN. So a NaN in one "
-        f"row of one head came, three layers later, to {count} of {T} rows, those of earlier tokens too: a "
-        "mask holds back finite numbers only.",
+        f"Where all is hidden, weights and gradients are, with -1e9 in bf16: {_text(filled)}; and with -inf: "
+        f"{_text(bare)}. In the text's n·exp(-1e9 - max) the maximum is -1e9, so the sum is n: the row reads "
+        "what it must not, and nothing tells.",
+        f"With -inf a loss that reads only another row, which sees something, has all the same: {others}. 0 "
+        f"times NaN is NaN. So a NaN in one row of one head came, three layers on, to {spread} of {T} rows, "
+        "those of earlier tokens too: a mask holds back finite numbers only.",
     ]
     columns = ["", *(f"{row} hidden, {name}" for row, name in product(ROWS, DTYPES))]
     rows = [[way, *(_text(cells[way, row, name]) for row, name in product(ROWS, DTYPES))] for way in ways]

@@ -63,11 +63,11 @@ def hulls(given: Given) -> Finding:
         error = stats.t.ppf(0.975, REPEATS - 1) * share[H, 1].std(ddof=1) / math.sqrt(REPEATS)
         checks.append(Check(what, share[H, 1].mean(), least, math.inf, "above 0", error))
     little = ", ".join(f"{share[H, SHARPNESS[0]].mean():.0%} for {H} heads" for H in HEADS[1:])
-    ranks = {H: int(torch.linalg.matrix_rank(_attention(H, generator).matrices()[2][0])) for H in HEADS}
+    ranks = [int(torch.linalg.matrix_rank(_attention(H, generator).matrices()[2][0])) for H in HEADS]
     says = [
         f"Where scores deviate by {SHARPNESS[0]:g} only, the share outside is {little}: heads that average "
         "alike are one head. What several gain is looking at different tokens.",
-        f"Each pays for it with rank: that of its W_v is, by the number of heads, {ranks}.",
+        f"Each pays for it with rank: that of its W_v is {ranks} where there are {[*HEADS]} heads.",
     ]
     figure, (axes,) = panels()
     for H, colour in zip(HEADS, COLOURS, strict=False):

@@ -1,6 +1,7 @@
 """`report.html` and `results.json` of the derivation: claim, formula, numbers, picture, verdict."""
 
 import base64
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -54,15 +55,16 @@ class Section:
         }
 
 
-def write(folder: Path, sections: Sequence[Section], results: str) -> list[str]:
-    """The page, its pictures and `results` in `folder`, in place of those of another time; their names."""
+def write(folder: Path, sections: Sequence[Section]) -> list[str]:
+    """The page, the results and the pictures, in place of those of another time; their names."""
     pictures = {name: png for section in sections for name, png in section.pictures.items()}
     for old in folder.glob("statement-*.png"):
         if old.name not in pictures:
             old.unlink()
     for name, png in pictures.items():
         replace_bytes(folder / name, png)
-    replace_text(folder / "results.json", results)
+    results = [section.result for section in sections]
+    replace_text(folder / "results.json", json.dumps(results, indent=1, allow_nan=False))
     replace_text(folder / "report.html", page(sections))
     return ["report.html", "results.json", *pictures]
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from analysis.derivation import untrained
+from analysis.derivation import ablations, untrained
 from analysis.derivation.drawing import BLUE, GREEN, GREY, RED, panels
 from analysis.derivation.finding import Experiment, Finding, Given, Table
 from analysis.derivation.repeated import checked
@@ -63,7 +63,7 @@ def symmetry(given: Given) -> Finding:
         f"itself with rotary positions, {learned[1]:.2f} with learned ones, {neither[1]:.2f} with neither.",
         "Under a causal mask only one of S_ij and S_ji is used: exchange shows what symmetry costs there.",
     ]
-    return Finding(checks, says, [figure], [table])
+    return Finding(checks, says, [figure], [table]) + ablations.directions(given)
 
 
 def scored_and_carried(given: Given) -> Finding:
@@ -101,7 +101,7 @@ def scored_and_carried(given: Given) -> Finding:
         attentions = subject.model.attentions()
         chance = attentions[0].d_head / subject.model.config.d_model
         says.append(f"{subject.name}: overlap {_overlap(attentions):.2f}, by chance {chance:.2f}.")
-    return Finding(checks, says, [figure], missing=["The loss without W_v: python -m scripts.derive --train"])
+    return Finding(checks, says, [figure]) + ablations.carried(given)
 
 
 def _asymmetry(given: Given, qk: str, place: str) -> Tensor:

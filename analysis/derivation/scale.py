@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from analysis.derivation import ablations
 from analysis.derivation.drawing import BLUE, GREEN, GREY, RED, panels
 from analysis.derivation.finding import Check, Experiment, Finding, Given, Table
 from analysis.derivation.repeated import checked, exponents
@@ -157,7 +158,7 @@ def early_gradients(given: Given) -> Finding:
         f"As GPT-2 is initialised, queries and keys vary less: scores at d_head = 128 have a standard "
         f"deviation of {rows[5][2]} without the scale, and {rows[5][4]} of the queries saturate.",
     ]
-    return Finding(checks, says, [figure], [table])
+    return Finding(checks, says, [figure], [table]) + ablations.learning(given)
 
 
 def initial_variance(given: Given) -> Finding:
