@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from configs import UserError
-from model.cache import KVCache
+from model.cache import open_cache
 from model.transformer import GPT
 
 
@@ -43,7 +43,7 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    cache: bool = True,
+    cache: str = "full",
 ) -> Iterator[int]:
     """Yield `count` token ids that go on from `prompt`, each as soon as it is drawn; see `distribution`.
 
@@ -52,26 +52,37 @@ def generate(
 
     `bos` (None for a model without) is put in front and never drawn. When the window has no room for another
     token, a new one begins with BOS and the last half of a context; of a prompt that does not fit, that half
-    is read. `cache=False` computes every window whole: the same numbers, at a window a token.
+    is read. Without a cache ("none") every window is computed whole: the same numbers, at a window a token.
+    With one that rolls, as "window:256+4" (`model.cache.open_cache`), there are no new windows: a prompt of
+    any length is read from its beginning, and text goes on without end in the same memory.
 
     The model is in evaluation mode, and gradients are off, only while a token is computed. Raises `UserError`
-    for an empty prompt without BOS.
+    at once for an empty prompt without BOS, and for a cache that the model cannot have.
     """
     start = [] if bos is None else [bos]
-    window, context_length = [*start, *prompt], model.config.context_length
-    if not window:
+    text, context_length = [*start, *prompt], model.config.context_length
+    if not text:
         raise UserError("an empty prompt needs a model with BOS: give a prompt, or train with data.bos true")
-    memory = KVCache(model.config, device=model.device) if cache else None
-    for _ in range(count):
-        if len(window) > context_length:
-            window = [*start, *window[-(context_length // 2) :]]
-            if memory:
-                memory.clear()
-        with model.reading():
-            unread = window[memory.length if memory else 0 :]
-            logits_V = model(torch.tensor([unread], device=model.device), memory)[0, -1].cpu()
-        if bos is not None:
-            logits_V[bos] = -torch.inf
-        p_V = distribution(logits_V, temperature, top_k, top_p)
-        window.append(int(torch.multinomial(p_V, 1, generator=generator)))
-        yield window[-1]
+    memory = open_cache(cache, model.config, model.device)
+    rolls = memory is not None and memory.rolls
+
+    def draw() -> Iterator[int]:
+        window = unread = text
+        for _ in range(count):
+            if len(window) > context_length and not rolls:
+                window = unread = [*start, *window[-(context_length // 2) :]]
+                if memory:
+                    memory.clear()
+            with model.reading():
+                new_1T = torch.tensor([unread if memory else window], device=model.device)
+                for piece_1T in memory.pieces(new_1T) if memory else [new_1T]:
+                    logits_V = model(piece_1T, memory)[0, -1].cpu()
+            if bos is not None:
+                logits_V[bos] = -torch.inf
+            p_V = distribution(logits_V, temperature, top_k, top_p)
+            unread = [int(torch.multinomial(p_V, 1, generator=generator))]
+            if not rolls:
+                window.extend(unread)
+            yield unread[0]
+
+    return draw()

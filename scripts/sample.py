@@ -30,7 +30,8 @@ def main(argv: list[str]) -> None:
     add("--top_k", type=int, metavar="K", help="draw from the K likeliest tokens (default: from all)")
     add("--top_p", type=float, metavar="P", help="then from the fewest that hold the share P (default: 1)")
     add("--checkpoint", type=int, metavar="STEP", help="weights of this step (default: the newest)")
-    add("--no_cache", action="store_true", help="read the whole window for every token: slower, same text")
+    about = "full (default); none: slower, same text; window:W+N: roll over the last W and first N tokens"
+    add("--cache", default="full", metavar="KIND", help=about)
     serve(parser, sample, argv, verbatim="--prompt")
 
 
@@ -58,11 +59,14 @@ def sample(asked: Namespace) -> None:
     # A token at a time, turning the weights to bfloat16 costs more than it saves; and the cache is exact so.
     model, tokenizer = run.model.compute_in(torch.float32), run.tokenizer
     prompt, context_length = tokenizer.encode(asked.prompt).tolist(), model.config.context_length
-    if len(prompt) + (tokenizer.bos is not None) > context_length:
+    rolls = asked.cache.startswith("window")
+    if len(prompt) + (tokenizer.bos is not None) > context_length and not rolls:
         read = f"the context is {context_length}, the last {context_length // 2} are read"
         warn([f"the prompt has {len(prompt)} tokens: {read}"])
-    options: dict[str, Any] = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p")}
-    options |= {"bos": tokenizer.bos, "cache": not asked.no_cache}
+    options: dict[str, Any] = {
+        name: getattr(asked, name) for name in ("temperature", "top_k", "top_p", "cache")
+    }
+    options["bos"] = tokenizer.bos
     generator = torch.Generator().manual_seed(seed_for(asked.seed, "sample"))
     ids = generate(model, prompt, asked.tokens, generator=generator, **options)
     print(asked.prompt, end="", flush=True)

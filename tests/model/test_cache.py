@@ -11,7 +11,7 @@ from torch import Tensor
 from analysis.capture import observe
 from model.attention import Observation
 from model.backends import BACKENDS
-from model.cache import KVCache, LayerCache
+from model.cache import KVCache
 from model.transformer import GPT
 from tests.model.models import KINDS, build_random, tokens
 from tests.model.test_precision import ROUNDING
@@ -89,7 +89,7 @@ def test_a_cleared_cache_is_a_new_one():
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_memory_is_taken_once_and_grows_with_the_key_heads(groups):
     config = build_random("modern", n_kv_head=groups).config
-    layer = LayerCache(config, batch=3)
+    layer = KVCache(config, batch=3).layers[0]
     places = [kept.data_ptr() for kept in (layer.k_BGSD, layer.v_BGSD)]
     for length in range(1, T + 1):
         new = [torch.full((3, groups, 1, 6), float(length * sign)) for sign in (1, -1)]

@@ -101,8 +101,8 @@ def assert_same(got: dict, expected: dict) -> None:
 
 
 @every_backend
-@pytest.mark.parametrize("cache", [True, False])
-def test_text_is_drawn_on_the_cpu_and_the_same(cache: bool, backend: str) -> None:
+@pytest.mark.parametrize("cache", ["full", "none", "window:9+2"])
+def test_text_is_drawn_on_the_cpu_and_the_same(cache: str, backend: str) -> None:
     texts = []
     for model in pair("gated", backend):
         with Elsewhere():

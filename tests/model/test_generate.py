@@ -197,7 +197,9 @@ def test_a_seed_decides_the_text_and_the_global_generator_has_no_part():
 def test_the_cache_changes_no_token_also_when_windows_run_full(kind, bos):
     model = small(kind)
     for prompt in ([3], prompt_of(T - 1), prompt_of(3 * T)):
-        with_cache, without = (drawn(model, prompt, 3 * T, cache=cache, bos=bos) for cache in (True, False))
+        with_cache, without = (
+            drawn(model, prompt, 3 * T, cache=cache, bos=bos) for cache in ("full", "none")
+        )
         assert with_cache == without
 
 
@@ -210,7 +212,7 @@ def test_the_cache_changes_no_token_also_when_windows_run_full(kind, bos):
 def test_a_window_is_all_of_the_text_or_grows_from_its_last_half(length, context_length, bos):
     head, half = [] if bos is None else [bos], context_length // 2
     prompt = prompt_of(length)
-    read, found = windows(build_random(context_length=context_length), prompt, 70, cache=False, bos=bos)
+    read, found = windows(build_random(context_length=context_length), prompt, 70, cache="none", bos=bos)
     size = None
     for i, window in enumerate(read):
         text = prompt + found[:i]
@@ -227,11 +229,11 @@ def test_the_cache_reads_a_token_at_a_time_and_half_a_window_when_one_is_full():
     lengths = Counter(map(len, read[1:]))
     assert set(lengths) == {1, 1 + half}
     assert lengths[1 + half] <= count / half
-    whole, _ = windows(small(), [1], count, cache=False)
+    whole, _ = windows(small(), [1], count, cache="none")
     assert sum(map(len, whole)) > half * count
 
 
-@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("cache", ["full", "none"])
 def test_what_stands_before_the_last_half_of_a_long_prompt_does_not_matter(cache):
     prompt = prompt_of(50)
     assert drawn(small(), prompt, 40, cache=cache) == drawn(small(), prompt[-T // 2 :], 40, cache=cache)

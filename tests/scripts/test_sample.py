@@ -71,7 +71,7 @@ def test_the_prompt_then_as_many_characters_as_asked_then_the_end_of_the_line(ru
     assert len(printed) == len("and 2 is") + 30 + 1
 
 
-@pytest.mark.parametrize("more", [["--no_cache"], ["--top_p", "1"], ["--top_k", "300"], ["--seed", "3"]])
+@pytest.mark.parametrize("more", [["--cache", "none"], ["--top_p", "1"], ["--top_k", "300"], ["--seed", "3"]])
 def test_a_seed_decides_the_text_and_what_excludes_nothing_changes_nothing(more, runs, say):
     argv = [runs["char"], "--prompt", "1", "--tokens", "60", "--seed", "3"]
     assert say(*argv, *more) == say(*argv)
@@ -88,10 +88,17 @@ def test_every_option_reaches_the_text(runs, say):
 
 
 def test_the_cache_is_used_unless_it_is_switched_off(runs, say, monkeypatch):
-    monkeypatch.delattr("model.generate.KVCache")
-    say(runs["char"], "--tokens", "2", "--no_cache")
+    monkeypatch.delattr("model.cache.KVCache")
+    say(runs["char"], "--tokens", "2", "--cache", "none")
     with pytest.raises(NameError):
         say(runs["char"], "--tokens", "2")
+
+
+def test_with_a_cache_that_rolls_a_prompt_of_any_length_is_read_and_text_goes_on(runs, say):
+    prompt = "7 and 2 is 8 and 1 is 9"
+    printed = say(runs["char"], "--prompt", prompt, "--tokens", "60", "--cache", "window:12+2")
+    assert printed.startswith(prompt)
+    assert len(printed) == len(prompt) + 60 + 1
 
 
 def test_a_run_in_bf16_is_read_in_float32(tmp_path, say, capfd, monkeypatch):
@@ -222,6 +229,13 @@ def test_the_stream_adds_up_to_the_decoded_text(ids):
         ["--top_p", "nan"],
         ["--top_k", "0"],
         ["--checkpoint", "3"],
+        ["--cache", "some"],
+        ["--cache", "window"],
+        ["--cache", "window:0"],
+        ["--cache", "window:8+"],
+        ["--cache", "window:-1+2"],
+        ["--cache", f"window:{'9' * 5000}"],
+        ["--cache", "window:14+4", "--prompt", "is"],
         ["--prompt"],
         ["--prompt", "a\udcff"],
         ["--top", "3"],
@@ -265,7 +279,7 @@ def test_help_comes_without_the_slow_imports():
     done = shell("--help")
     assert done.stdout.endswith("exit 0 []\n")
     options = ("--prompt", "--tokens", "--seed", "--temperature", "--top_k", "--top_p", "--checkpoint")
-    assert all(option in done.stdout for option in (*options, "--no_cache", "run folder"))
+    assert all(option in done.stdout for option in (*options, "--cache", "run folder"))
 
 
 @pytest.mark.parametrize("argv", [["{tmp}"], ["{run}", "--top_p", "2"], []])
