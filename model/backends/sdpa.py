@@ -39,7 +39,7 @@ def attend(
         q = q.reshape(-1, G, H // G, D)
     rows = q.size(2)
     if sink_H is not None:
-        q, k, v = _sink_as_key(q, k, v, sink_H, scale, causal)
+        q, k, v = _sink_as_key(q, k, v, sink_H, scale)
     if return_lse:
         out, lse = _with_lse(q, k, v, causal, scale)
         return out[..., -rows:, :D].reshape_as(q_BHTD), lse[..., -rows:].reshape(-1, H, T)
@@ -47,9 +47,7 @@ def attend(
     return out[..., -rows:, :D].reshape_as(q_BHTD), None
 
 
-def _sink_as_key(
-    q: Tensor, k: Tensor, v: Tensor, sink_H: Tensor, scale: float, causal: bool
-) -> tuple[Tensor, ...]:
+def _sink_as_key(q: Tensor, k: Tensor, v: Tensor, sink_H: Tensor, scale: float) -> tuple[Tensor, ...]:
     """A first key that scores `sink` with every query and carries no value.
 
     One more feature holds it: sink / scale in the queries, 0 in the keys, 1 in the new key. A zero query in
@@ -59,7 +57,7 @@ def _sink_as_key(
     B, G, rows, D = q.shape
     pad = 8 - D % 8
     sink_BGR1 = (sink_H.to(q.dtype) / scale).view(1, G, -1, 1).expand(B, G, rows, 1)
-    q = F.pad(torch.cat([q, sink_BGR1], dim=-1), (0, pad - 1, int(causal), 0))
+    q = F.pad(torch.cat([q, sink_BGR1], dim=-1), (0, pad - 1, 1, 0))
     key_BG1D = F.pad(k.new_ones(B, G, 1, 1), (D, pad - 1))
     k = torch.cat([key_BG1D, F.pad(k, (0, pad))], dim=2)
     return q, k, F.pad(v, (0, pad, 1, 0))
