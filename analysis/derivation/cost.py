@@ -35,10 +35,10 @@ def plain(given: Given) -> Finding:
     """Plain attention takes time and memory O(n² d); one head's matrix at n = 8,192 in 16 bits is 128 MiB.
 
     Method: one head of the backend naive, forward. Memory: the most bytes that the tensors it makes hold
-    together, for n = 512 … 8,192 at d = 64 and for d = 16 … 256 at n = 2,048. Time: the fastest of seven
-    rounds that take the sizes in turns, for n = 512 … 2,048 at d = 2,048 and d = 2,048 … 8,192 at n = 512,
-    where products of matrices take nearly all of it. Exponents: least squares in logarithms, with the
-    interval of Student's t over the sizes. The matrix: the bytes of that head's scores in bfloat16.
+    together, for n = 512 … 8,192 at d = 64 and for d = 16 … 256 at n = 2,048. Time: of one core, the fastest
+    of seven rounds that take the sizes in turns, for n = 512 … 2,048 at d = 2,048 and for d = 2,048 … 8,192
+    at n = 512, where products of matrices take nearly all of it. Exponents: least squares in logarithms, with
+    the interval of Student's t over the sizes. The matrix: the bytes of that head's scores in bfloat16.
 
     Expected: exponents 2 in n and 1 in d by the statement, those of time nearer to them than to any other
     half; 128 MiB are 8,192² · 2 bytes. Closed form: n² numbers whatever d is, so memory has exponent 0 in d.
@@ -84,7 +84,7 @@ def fused(given: Given) -> Finding:
     the most bytes that the tensors they make hold together, forward and backward, n = 1,024 … 8,192.
     Arithmetic: operations of all matrix products, counted, for each pair of query and key that is scored, of
     blocks over naive. Traffic: bytes of keys and values that enter operations of blocks, in blocks of 8 … 128
-    rows, n = 4,096. Time: naive over sdpa, forward, n = 4,096, the median of rounds in turns.
+    rows, n = 4,096. Time: naive over sdpa, forward, n = 4,096, one core, the median of rounds.
 
     Expected: exponent of memory 1.0 ± 0.1; equal arithmetic, exponent of traffic -1 by the statement. Closed
     form: the keys of M rows at a time are n² d/M numbers, half of it by the mask; where M counts all numbers
@@ -135,7 +135,7 @@ def grouped(given: Given) -> Finding:
     """Query heads that share keys and values shrink the KV cache in proportion, and decoding is faster.
 
     Method: a GPT of one layer and 8 query heads of width 64, with 1, 2, 4 and 8 key heads; 8 texts at once.
-    The bytes that its KV cache holds; the time of one more token behind 4,096, the median of rounds in turns.
+    The bytes that its KV cache holds; one core's time for a token behind 4,096, the median of rounds in turns.
     Positions are learned: a token then reads its keys as they lie in the cache.
 
     Expected: bytes exactly in proportion (Shazeer 2019, 1911.02150; Ainslie et al. 2023, 2305.13245). Time:

@@ -46,16 +46,20 @@ class Meter(TorchDispatchMode):
 def seconds(runs: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, np.ndarray]:
     """Of each run, once a round, in turns: what slows the machine for a while slows all of them.
 
-    A round that warms up is not counted.
+    On CPUs one core's own time, in which other programs have no part. A round that warms up is not counted.
     """
     taken: dict[Any, list[float]] = {name: [] for name in runs}
+    cuda, threads = torch.cuda.is_available(), torch.get_num_threads()
+    clock = time.perf_counter if cuda else time.thread_time
+    torch.set_num_threads(1)
     for _ in range(rounds + 1):
         for name, run in runs.items():
-            start = time.perf_counter()
+            start = clock()
             run()
-            if torch.cuda.is_available():
+            if cuda:
                 torch.cuda.synchronize()
-            taken[name].append(time.perf_counter() - start)
+            taken[name].append(clock() - start)
+    torch.set_num_threads(threads)
     return {name: np.array(times[1:]) for name, times in taken.items()}
 
 
