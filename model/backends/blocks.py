@@ -32,14 +32,15 @@ def attend(
     *,
     segment: Tensor | None = None,
     return_lse: bool = False,
+    rows: int = ROWS,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Causal attention as in `model.backends`; O(ROWS * S) memory, forward and backward."""
+    """Causal attention as in `model.backends`; O(rows * S) memory, forward and backward."""
     compute: Callable = partial(naive.attend, return_lse=True, **options)
     if torch.is_grad_enabled():
         compute = partial(checkpoint, compute, use_reentrant=False)
     parts = []
-    for queries, keys in row_blocks(q_BHTD.size(2), k_BGSD.size(2), options.get("window")):
+    for queries, keys in row_blocks(q_BHTD.size(2), k_BGSD.size(2), options.get("window"), rows):
         own = None if segment is None else segment[:, keys]
         parts.append(compute(q_BHTD[:, :, queries], k_BGSD[:, :, keys], v_BGSD[:, :, keys], segment=own))
     outs, lses = zip(*parts, strict=True)

@@ -31,29 +31,35 @@ def attend(
     if lse_fails or T not in (1, S) or any(mask is not None for mask in masks.values()):
         masks |= {"scale": scale, "sink_H": sink_H, "dropout_p": dropout_p, "return_lse": return_lse}
         return blocks.attend(q_BHTD, k_BGSD, v_BGSD, **masks)
-    group = q_BHTD.size(1) // k_BGSD.size(1)
-    q, k, v = q_BHTD, k_BGSD.repeat_interleave(group, dim=1), v_BGSD.repeat_interleave(group, dim=1)
+    H, G = q_BHTD.size(1), k_BGSD.size(1)
+    q, k, v, causal = q_BHTD, k_BGSD, v_BGSD, T > 1
+    if causal:
+        k, v = (x.repeat_interleave(H // G, dim=1) for x in (k, v))
+    else:  # a lone query sees all keys, and so do the others of its group: rows of one head, no key copied
+        q = q.reshape(-1, G, H // G, D)
+    rows = q.size(2)
     if sink_H is not None:
         q, k, v = _sink_as_key(q, k, v, sink_H, scale)
-    causal = S == T > 1
     if return_lse:
         out, lse = _with_lse(q, k, v, causal, scale)
-        return out[..., -T:, :D], lse[..., -T:]
-    return F.scaled_dot_product_attention(q, k, v, None, dropout_p, causal, scale=scale)[..., -T:, :D], None
+        return out[..., -rows:, :D].reshape_as(q_BHTD), lse[..., -rows:].reshape(-1, H, T)
+    out = F.scaled_dot_product_attention(q, k, v, None, dropout_p, causal, scale=scale)
+    return out[..., -rows:, :D].reshape_as(q_BHTD), None
 
 
 def _sink_as_key(q: Tensor, k: Tensor, v: Tensor, sink_H: Tensor, scale: float) -> tuple[Tensor, ...]:
     """A first key that scores `sink` with every query and carries no value.
 
-    One more feature holds it: 1 in the queries, 0 in the keys, sink / scale in the new key. A zero query in
+    One more feature holds it: sink / scale in the queries, 0 in the keys, 1 in the new key. A zero query in
     front keeps `is_causal` valid; the width is padded to a multiple of 8 for the kernel. Gradients are then
     exact, which a factor `sigmoid(lse - sink)` on the output is not: the operator's lse has no gradient.
     """
-    B, H, T, D = q.shape
+    B, G, rows, D = q.shape
     pad = 8 - D % 8
-    q = F.pad(torch.cat([q, q.new_ones(B, H, T, 1)], dim=-1), (0, pad - 1, int(T > 1), 0))
-    sink_BH11 = (sink_H.to(k.dtype) / scale)[None, :, None, None].expand(B, H, 1, 1)
-    k = torch.cat([F.pad(sink_BH11, (D, pad - 1)), F.pad(k, (0, pad))], dim=2)
+    sink_BGR1 = (sink_H.to(q.dtype) / scale).view(1, G, -1, 1).expand(B, G, rows, 1)
+    q = F.pad(torch.cat([q, sink_BGR1], dim=-1), (0, pad - 1, 1, 0))
+    key_BG1D = F.pad(k.new_ones(B, G, 1, 1), (D, pad - 1))
+    k = torch.cat([key_BG1D, F.pad(k, (0, pad))], dim=2)
     return q, k, F.pad(v, (0, pad, 1, 0))
 
 

@@ -46,3 +46,14 @@ def test_sdpa_holds_a_block_of_rows_with_a_window() -> None:
 
 def test_the_spy_sees_the_matrix_of_the_definition() -> None:
     assert watch("naive").matrices(rows=T, columns=T)
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_a_token_reads_the_keys_of_its_cache_where_they_lie(groups: int, return_lse: bool) -> None:
+    """A copy of them, once a query head, would cost ten times the attention."""
+    q_BHTD, k_BGSD = torch.ones(3, 8, 1, 16), torch.ones(3, groups, T, 16)
+    BACKENDS["sdpa"](q_BHTD, k_BGSD, k_BGSD, scale=0.3, return_lse=return_lse)  # compares its lse once
+    with Spy() as spy:
+        BACKENDS["sdpa"](q_BHTD, k_BGSD, k_BGSD, scale=0.3, return_lse=return_lse)
+    assert 0 < spy.peak < 8 * q_BHTD.nbytes < k_BGSD.nbytes
