@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from analysis.derivation import ablations
 from analysis.derivation.drawing import BLUE, GREEN, GREY, RED, panels
 from analysis.derivation.finding import Check, Experiment, Finding, Given, Table
 from analysis.derivation.meter import Meter, exponent, median, seconds
@@ -162,7 +163,7 @@ def grouped(given: Given) -> Finding:
         ],
         tables=[Table("Decoding", ["key heads", "cache (MiB)", "tokens a second", "over 8 key heads"], rows)],
         figures=[_draw_grouped(size, rate)],
-    )
+    ) + ablations.grouped(given)
 
 
 PART = "V · What it costs"

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from analysis.derivation.ablations import compare, found, line
 from analysis.derivation.finding import Experiment, Finding, Given
+from analysis.derivation.streaming import streaming
 
 LABEL = 0.3  # weight on BOS from which on analysis/heads.py calls a head a sink
 NONE = "sink_none"
@@ -20,7 +21,7 @@ def sinks(given: Given) -> Finding:
     Expected: a weight on BOS of at least 0.3 as it is, the premise, and of less in each other case
     (Miller 2023; Guo et al. 2024, 2410.13835; Gu et al. 2024, 2410.10781; Qiu et al. 2025, 2505.06708).
     """
-    return interventions(given)
+    return interventions(given) + streaming(given)
 
 
 def interventions(given: Given) -> Finding:

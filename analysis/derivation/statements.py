@@ -1,8 +1,8 @@
 """All fourteen statements, in the order of the text, and the trainings that some of them need."""
 
-from analysis.derivation import ablations, mask, multihead, projections, scale, sinks
+from analysis.derivation import ablations, cost, mask, multihead, projections, scale, sinks
 
-PARTS = (projections, scale, mask, multihead, sinks)
+PARTS = (projections, scale, mask, multihead, sinks, cost)
 STATEMENTS = sorted(
     (statement for part in PARTS for statement in part.EXPERIMENTS), key=lambda statement: statement.number
 )
