@@ -135,7 +135,7 @@ def grouped(given: Given) -> Finding:
     """Query heads that share keys and values shrink the KV cache in proportion, and decoding is faster.
 
     Method: a GPT of one layer and 8 query heads of width 64, with 1, 2, 4 and 8 key heads; 8 texts at once.
-    The bytes that its KV cache holds; one core's time for a token behind 4,096, the median of rounds in turns.
+    The bytes that its KV cache holds; one core's time for a token behind 4,096, the median of rounds.
     Positions are learned: a token then reads its keys as they lie in the cache.
 
     Expected: bytes exactly in proportion (Shazeer 2019, 1911.02150; Ainslie et al. 2023, 2305.13245). Time:
