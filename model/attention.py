@@ -85,9 +85,13 @@ class CausalSelfAttention(nn.Module):
         v_BGSD = k_BGSD if self.values_are_keys else self._heads(self.W_v, x_BTC)
         if self.qk_norm:
             q_BHTD, k_BGSD = (F.rms_norm(x, (self.d_head,)) for x in (q_BHTD, k_BGSD))
+        moves = cache is not None and cache.rolls  # then a kept key has another place with each token
+        if self.rotary is not None and not moves:
+            first = cache.length if cache else 0
+            q_BHTD, k_BGSD = self.rotary(q_BHTD, first), self.rotary(k_BGSD, first)
         if cache is not None:
             k_BGSD, v_BGSD = cache.extend(k_BGSD, v_BGSD)
-        if self.rotary is not None:
+        if self.rotary is not None and moves:
             first = k_BGSD.size(2) - q_BHTD.size(2)
             q_BHTD, k_BGSD = self.rotary(q_BHTD, first), self.rotary(k_BGSD)
         options: dict[str, Any] = {"scale": self.scale, "window": self.window}

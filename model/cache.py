@@ -14,8 +14,8 @@ from configs.screen import foreign
 class LayerCache:
     """Keys and values of one layer, `B x G x S x D` each, in memory taken once for S places.
 
-    Keys are kept as they are before rotary positions turn them: a place is a place within the cache. With
-    `n_sink`, a full cache makes room for one token by letting go of the first entry behind so many.
+    With `n_sink` it rolls: when it is full it makes room for a token by letting go of the first entry behind
+    so many. Its keys are those that rotary positions have not turned yet: a place is one within the cache.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class LayerCache:
         assert config.d_head is not None
         shape = (batch, config.n_kv_head, places, config.d_head)
         self.k_BGSD, self.v_BGSD = (torch.empty(shape, device=device) for _ in range(2))
-        self.places, self.n_sink, self.length = places, n_sink, 0
+        self.places, self.n_sink, self.rolls, self.length = places, n_sink, n_sink is not None, 0
 
     def extend(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         """Add T places; returns all keys and values that are kept, as views, oldest first.

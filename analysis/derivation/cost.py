@@ -136,15 +136,12 @@ def grouped(given: Given) -> Finding:
     """Query heads that share keys and values shrink the KV cache in proportion, and decoding is faster.
 
     Method: a GPT of one layer and 8 query heads of width 64, with 1, 2, 4 and 8 key heads; 8 texts at once.
-    The bytes that its KV cache holds; one core's time for a token behind 4,096, median of rounds in turns.
-    Positions are learned: a token then reads its keys as they lie in the cache.
+    The bytes that its KV cache holds; one core's time for a token behind 4,096, the median of rounds.
 
     Expected: bytes exactly in proportion (Shazeer 2019, 1911.02150; Ainslie et al. 2023, 2305.13245). Time:
     more with 8 key heads than with 1, by no more than the bytes.
     """
-    size, taken = _decode("learned", given.generator(), 5 * ROUNDS)
-    _, rotary = _decode("rotary", given.generator(), 2)
-    turned = np.median(rotary[8]) / np.median(taken[8])
+    size, taken = _decode(given.generator())
     uneven = max(abs(size[heads] / size[1] / heads - 1) for heads in KEY_HEADS)
     faster = {heads: median(taken[8] / taken[heads]) for heads in KEY_HEADS}
     rate = {heads: TEXTS / np.median(taken[heads]) for heads in KEY_HEADS}
@@ -156,10 +153,6 @@ def grouped(given: Given) -> Finding:
         checks=[
             Check("bytes of the cache: largest departure from proportion", uneven, 0, 0, "0 exactly"),
             Check("tokens a second, 1 key head over 8", faster[1][0], 1, 8, "1 to 8", faster[1][1]),
-        ],
-        says=[
-            f"With rotary positions and 8 key heads a token takes {turned:.0f} "
-            "times as long: keys are kept as they were before rotation, and each token turns all of them.",
         ],
         tables=[Table("Decoding", ["key heads", "cache (MiB)", "tokens a second", "over 8 key heads"], rows)],
         figures=[_draw_grouped(size, rate)],
@@ -222,20 +215,24 @@ def _operations_a_pair(inputs: Sequence[Tensor], backward: bool) -> float:
     return each["blocks"] / each["naive"]
 
 
-def _decode(
-    position: str, generator: torch.Generator, rounds: int
-) -> tuple[dict[int, int], dict[int, np.ndarray]]:
+def _decode(generator: torch.Generator) -> tuple[dict[int, int], dict[int, np.ndarray]]:
     """By key heads: bytes of the cache, and seconds a token of all texts."""
     size, runs, token_B1 = {}, {}, torch.zeros(TEXTS, 1, dtype=torch.long)
     for heads in KEY_HEADS:
-        sizes = {"n_head": 8, "n_kv_head": heads, "d_model": 8 * D, "context_length": CONTEXT + SPARE}
-        config = Model.model_validate({"n_layer": 1, "position": position, **sizes})
+        sizes = {
+            "n_layer": 1,
+            "n_head": 8,
+            "n_kv_head": heads,
+            "d_model": 8 * D,
+            "context_length": CONTEXT + SPARE,
+        }
+        config = Model.model_validate(sizes)
         model, cache = GPT(config, 256, generator), KVCache(config, TEXTS)
         for layer in cache.layers:
             layer.extend(*torch.randn(2, TEXTS, heads, CONTEXT, D, generator=generator))
         size[heads] = sum(x.nbytes for x in cache.layers for x in vars(x).values() if isinstance(x, Tensor))
         runs[heads] = torch.no_grad()(partial(model, token_B1, cache))
-    return size, seconds(runs, rounds)
+    return size, seconds(runs, 5 * ROUNDS)
 
 
 def _draw_plain(
