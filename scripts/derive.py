@@ -17,10 +17,12 @@ from scripts import exits, warn
 
 if TYPE_CHECKING:
     from analysis.derivation.finding import Subject
+    from data.treebank import Sentence
     from training.runs import SavedRun
 
 LAST = 14
 TEXT = 2**20  # characters of a corpus that are read
+LONG, PROBED = 4096, 256  # tokens of a published model's context, and of its probes
 SEEDS = (4, 5, 6)  # of the trainings; what they share was tried out with 1 to 3
 
 
@@ -91,6 +93,7 @@ def main(given: Namespace) -> None:
 
 def _subjects(given: Namespace) -> "list[Subject]":
     from data.treebank import read_treebank
+    from model.published import open_published
     from training.runs import load_published_run, load_run
 
     sentences = read_treebank(given.treebank) if given.treebank else None
@@ -100,13 +103,13 @@ def _subjects(given: Namespace) -> "list[Subject]":
         warn(run.faults)
         found.append(_subject(run, f"--run {given.run}", sentences))
     if given.model:
-        found.append(
-            _subject(load_published_run(given.model, given.corpus), f"--model {given.model}", sentences)
-        )
+        context_length = min(LONG, open_published(given.model).config.context_length)
+        run = load_published_run(given.model, given.corpus, context_length)
+        found.append(_subject(run, f"--model {given.model}", sentences))
     return found
 
 
-def _subject(run: "SavedRun", command: str, sentences: list | None) -> "Subject":
+def _subject(run: "SavedRun", command: str, sentences: "list[Sentence] | None") -> "Subject":
     import torch
 
     from analysis.derivation.finding import Subject
@@ -114,7 +117,9 @@ def _subject(run: "SavedRun", command: str, sentences: list | None) -> "Subject"
     from data.corpora import load_text
     from data.loading import load_source
 
-    config, tokenizer = run.config, run.tokenizer
+    tokenizer, config = run.tokenizer, run.config
+    T = config.model.context_length if run.step is not None else min(PROBED, config.model.context_length)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"context_length": T})})
     source = load_source(config, tokenizer)
     if run.step is None:  # as far as we know it was trained on none of it
         text = load_text(config.data.source, config.data.path)[:TEXT]
@@ -122,14 +127,12 @@ def _subject(run: "SavedRun", command: str, sentences: list | None) -> "Subject"
     else:
         targets = torch.cat([batch.targets_BT.flatten() for batch in source.validation(64)])
         text_N = targets[targets >= 0]
-    probes = make_probes(source, config.model.context_length, config.probe.sequences, config.run.seed)
-    name = run.folder.resolve().stem if run.folder.is_file() else run.folder.resolve().name
     return Subject(
-        name,
-        command,
-        run.model,
-        probes,
-        text_N,
+        name=run.folder.resolve().stem if run.folder.is_file() else run.folder.resolve().name,
+        command=command,
+        model=run.model,
+        probes=make_probes(source, T, config.probe.sequences, config.run.seed),
+        text_N=text_N,
         bos=tokenizer.bos,
         bos_trained=config.data.bos,
         seed=config.run.seed,

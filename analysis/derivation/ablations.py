@@ -15,7 +15,7 @@ from analysis.derivation.drawing import COLOURS, GREY, panels
 from analysis.derivation.finding import Check, Finding, Given, Seeds, Table
 from data.corpora import shakespeare, split
 
-TRAIN = "python -m scripts.derive --train"
+TRAIN = "`python -m scripts.derive --train`"
 VALIDATED, T = 0.05, 64  # share of the plays and the context, as in configs/ablations/
 HARDLY = 0.25  # of what is learned with the scale
 COLUMNS = {  # of a finished run
@@ -119,7 +119,7 @@ def found(
     """With a table of `keys` in all cells, a figure of the first two, and what is not trained."""
     trained = {name: given.trained[name] for name in cells if given.trained.get(name)}
     lacking = [name for name in cells if len(trained.get(name, ())) < 2]
-    missing = [f"Trainings of {', '.join(lacking)}, two seeds or more: {TRAIN}"] if lacking else []
+    missing = [f"trainings of {', '.join(lacking)}, two seeds or more: {TRAIN}"] if lacking else []
     if not trained:
         return Finding(missing=missing)
     rows = [[name, *(_mean([run[key] for run in runs]) for key in keys)] for name, runs in trained.items()]

@@ -108,7 +108,7 @@ def fused(given: Given) -> Finding:
     naive_rate = _meter("naive", here).moved / np.median(taken["naive"]) / 1e9
     copy_rate = 2 * matrix.nbytes / np.median(taken["copy"]) / 1e9
     faster, error = median(taken["naive"] / taken["sdpa"])
-    on_gpu = "gain and achieved bandwidth on a GPU: python -m scripts.derive --only 13 where there is one"
+    on_gpu = "gain and achieved bandwidth on a GPU: `python -m scripts.derive --only 13` where there is one"
     return Finding(
         checks=[
             *(_agrees(backend, inputs(512, D)) for backend in ("sdpa", "blocks")),

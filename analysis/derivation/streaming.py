@@ -39,7 +39,7 @@ def streaming(given: Given) -> Finding:
     Dropping what heads rest on must cost, and keeping it must make up for all that lies beyond the window.
     """
     if not given.subjects:
-        command = "python -m scripts.derive --run runs/quickstart --model FILE.gguf"
+        command = "`python -m scripts.derive --model FILE.gguf`"
         return Finding(missing=[f"loss far past the window, first entries kept or dropped: {command}"])
     return sum(map(_stream, given.subjects), Finding())
 

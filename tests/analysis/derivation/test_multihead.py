@@ -13,7 +13,7 @@ from configs.schema import Model
 from data.treebank import Sentence, Word
 from model.backends import BACKENDS, naive
 from model.transformer import GPT
-from tests.analysis.test_derivation_mask import lets_through
+from tests.analysis.derivation.test_mask import lets_through
 from training.guards import first_nonfinite
 
 GIVEN = Given(first_nonfinite)
@@ -48,7 +48,7 @@ def test_one_head_stays_in_the_hull_and_several_do_not():
     finding = hulls(GIVEN)
     assert finding.verdict == "holds"
     assert finding.checks[0].measured == 1
-    assert "{1: 16, 2: 8, 4: 4, 8: 2}" in finding.says[1]
+    assert "[16, 8, 4, 2]" in finding.says[1]
 
 
 @pytest.fixture(autouse=True)
