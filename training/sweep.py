@@ -95,7 +95,7 @@ def sweep(names: Iterable[str], seeds: Iterable[int], folder: Path) -> dict[str,
     in_file = looks(line)
     with tqdm(total=total, initial=total - len(todo), disable=not todo, unit="training", **in_file) as bar:
         for one in todo:
-            bar.set_postfix_str(one.folder.name)
+            bar.set_postfix_str(one.folder.name, refresh=sys.stderr.isatty())
             if fault := _train(one):
                 tqdm.write(f"warning: {one.folder.name} failed: {fault}", file=sys.stderr)
             bar.update()
