@@ -9,10 +9,10 @@ from statistics import mean, stdev
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy import stats
 
 from analysis.derivation.drawing import COLOURS, GREY, panels
 from analysis.derivation.finding import Check, Finding, Given, Seeds, Table
+from analysis.derivation.intervals import checked
 from data.corpora import shakespeare, split
 
 TRAIN = "`python -m scripts.derive --train`"
@@ -105,12 +105,9 @@ def compare(
     by_seed = [{run["seed"]: run[key] for run in given.trained.get(name, ())} for name in cells]
     shared = set.intersection(*map(set, by_seed))
     values = [how(*(cell[seed] for cell in by_seed)) for seed in shared]
-    if len(values) < 2:
-        return []
-    error = stats.t.ppf(0.975, len(values) - 1) * standard_error(values)
     expected = f"above {low:g}" if high == inf else f"below {high:.3g}"
     strictly = nextafter(low, inf), nextafter(high, -inf)  # two runs that are the same differ by exactly 0
-    return [Check(what, mean(values), *strictly, expected, error)]
+    return [checked(what, values, *strictly, expected)] if len(values) > 1 else []
 
 
 def found(
@@ -156,10 +153,6 @@ def bigram_loss(training: str, text: str) -> float:
     return sum(losses) / len(losses)
 
 
-def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of independent values; NaN of a single one."""
-    return stdev(values) / sqrt(len(values)) if len(values) > 1 else nan
-
-
 def _mean(values: Sequence[float]) -> str:
-    return f"{mean(values):.3f} ± {standard_error(values):.3f}"
+    error = f" ± {stdev(values) / sqrt(len(values)):.3f}" if len(values) > 1 else ""
+    return f"{mean(values):.3f}{error}"

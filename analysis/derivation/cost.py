@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from analysis.derivation import ablations
 from analysis.derivation.drawing import BLUE, GREEN, GREY, RED, panels
 from analysis.derivation.finding import Check, Experiment, Finding, Given, Table
-from analysis.derivation.meter import Meter, exponent, median, seconds
+from analysis.derivation.intervals import exponent, median
+from analysis.derivation.meter import Meter, seconds
 from configs.schema import Model
 from model.backends import BACKENDS, blocks, naive
 from model.cache import KVCache

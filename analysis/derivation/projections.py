@@ -8,7 +8,7 @@ from torch import Tensor
 from analysis.derivation import ablations, untrained
 from analysis.derivation.drawing import BLUE, GREEN, GREY, RED, panels
 from analysis.derivation.finding import Experiment, Finding, Given, Table
-from analysis.derivation.repeated import checked
+from analysis.derivation.intervals import checked
 from model.attention import CausalSelfAttention
 
 PART = "I · Before there are Q, K and V"

@@ -9,7 +9,7 @@ from torch import Tensor
 from analysis.derivation import ablations
 from analysis.derivation.drawing import BLUE, GREEN, GREY, RED, panels
 from analysis.derivation.finding import Check, Experiment, Finding, Given, Table
-from analysis.derivation.repeated import checked, exponents
+from analysis.derivation.intervals import checked, exponents
 from analysis.derivation.untrained import Start, start, visible
 from model.backends import naive
 
