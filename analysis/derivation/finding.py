@@ -45,6 +45,12 @@ class Check:
         return None if lowest <= self.high and self.low <= highest else False
 
 
+def near(number: float, percent: float) -> tuple[float, float, str]:
+    """The bounds of a check around a number, and how they are said."""
+    apart = abs(number) * percent / 100
+    return number - apart, number + apart, f"{number:.3g} within {percent:g} %"
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of cells below a heading; numbers are formatted already."""

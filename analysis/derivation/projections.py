@@ -7,7 +7,7 @@ from torch import Tensor
 
 from analysis.derivation import ablations, untrained
 from analysis.derivation.drawing import BLUE, GREEN, GREY, RED, panels
-from analysis.derivation.finding import Experiment, Finding, Given, Table
+from analysis.derivation.finding import Experiment, Finding, Given, Table, near
 from analysis.derivation.intervals import checked
 from model.attention import CausalSelfAttention
 
@@ -36,13 +36,11 @@ def symmetry(given: Given) -> Finding:
     common: √2 · √((1 - 1/16)(1 - 1/128)) (closed form).
     """
     found = {(qk, place): _asymmetry(given, qk, place) for qk in SCORES for place in PLACES}
-    expected = math.sqrt(2 * (1 - SEQUENCES / untrained.TOKENS) * (1 - 1 / WIDTH))
+    apart = near(math.sqrt(2 * (1 - SEQUENCES / untrained.TOKENS) * (1 - 1 / WIDTH)), 3)
     checks, rows = [], []
     for (qk, place), both_R2 in found.items():
-        low, high, words = 0.0, 1e-5, "0 but for rounding"
-        if qk == "separate":
-            low, high, words = 0.97 * expected, 1.03 * expected, f"{expected:.2f} within 3 %"
-        checks.append(checked(f"asymmetry, {SCORES[qk]}, {place}", both_R2[:, 0], low, high, words))
+        expected = apart if qk == "separate" else (0.0, 1e-5, "0 but for rounding")
+        checks.append(checked(f"asymmetry, {SCORES[qk]}, {place}", both_R2[:, 0], *expected))
         rows.append([SCORES[qk], place, *(f"{x:.2f}" for x in both_R2.mean(0))])
     table = Table("Means of eight models", ["scores", "positions", "asymmetry", "exchange"], rows)
     figure, (left, right) = panels(2)
@@ -91,9 +89,8 @@ def scored_and_carried(given: Given) -> Finding:
         )
         axes.plot(widths, found_RW.mean(0), "o", color=colour, label=label)
         expected = 1.0 if value == "key" else 32 / WIDTH
-        what, words = f"overlap at d_head = 32, {label}", f"{expected:g} within 5 %"
-        overlap_R = found_RW[:, widths.index(32)]
-        checks.append(checked(what, overlap_R, 0.95 * expected, 1.05 * expected, words, premise=True))
+        what, overlap_R = f"overlap at d_head = 32, {label}", found_RW[:, widths.index(32)]
+        checks.append(checked(what, overlap_R, *near(expected, 5), premise=True))
     axes.plot(widths, [d / WIDTH for d in widths], color=GREY, lw=1, zorder=0, label="d_head / 128")
     axes.legend(frameon=False)
     says = []

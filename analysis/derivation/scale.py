@@ -8,7 +8,7 @@ from torch import Tensor
 
 from analysis.derivation import ablations
 from analysis.derivation.drawing import BLUE, GREEN, GREY, RED, panels
-from analysis.derivation.finding import Check, Experiment, Finding, Given, Table
+from analysis.derivation.finding import Check, Experiment, Finding, Given, Table, near
 from analysis.derivation.intervals import checked, exponents
 from analysis.derivation.untrained import Start, start, visible
 from model.backends import naive
@@ -34,12 +34,11 @@ def standard_deviation(given: Given) -> Finding:
     raw_RW, ours_RW = _dot_products(given), start(given, WIDTHS).std_RW
     checks = [checked("exponent of std(q·k) in d", exponents(WIDTHS, raw_RW), 0.49, 0.51, "0.50 ± 0.01")]
     for d in (128, 512):
-        root, std_R = math.sqrt(d), raw_RW[:, WIDTHS.index(d)]
-        expected = f"{root:.1f} within 2 %"
-        checks.append(checked(f"std(q·k) at d = {d}", std_R, 0.98 * root, 1.02 * root, expected))
+        std_R = raw_RW[:, WIDTHS.index(d)]
+        checks.append(checked(f"std(q·k) at d = {d}", std_R, *near(math.sqrt(d), 2)))
     for d, std_R in zip(WIDTHS, ours_RW.T, strict=True):
         what = f"std of our attention's scores at d_head = {d}"
-        checks.append(checked(what, std_R, 0.9, 1.1, "1 within 10 %", premise=True))
+        checks.append(checked(what, std_R, *near(1, 10), premise=True))
     figure, [axes] = panels(subplot_kw={"xlabel": "d", "ylabel": "standard deviation"})
     _against_width(axes, raw_RW, BLUE, "q·k")
     axes.plot(WIDTHS, [d**0.5 for d in WIDTHS], color=GREY, lw=1, label="√d", zorder=0)
@@ -74,9 +73,9 @@ def saturation(given: Given) -> Finding:
         what = f"softmax at m = {m}, largest difference from {printed}"
         checks.append(Check(what, off, 0, 0.005, "below 0.005"))
     ratio = norm_M[22].item() / (2 * math.exp(-11))
-    checks.append(Check("norm of the Jacobian at m = 11 over 2 exp(-11)", ratio, 0.99, 1.01, "1 within 1 %"))
+    checks.append(Check("norm of the Jacobian at m = 11 over 2 exp(-11)", ratio, *near(1, 1)))
     slope = (norm_M[40] / norm_M[20]).log().item() / 10
-    checks.append(Check("slope of its logarithm, m = 10 to 20", slope, -1.01, -0.99, "-1 within 1 %"))
+    checks.append(Check("slope of its logarithm, m = 10 to 20", slope, *near(-1, 1)))
     figure, (left, right) = panels(2, subplot_kw={"xlabel": "multiplier m of the scores"})
     left.plot(m_M, entropy_M, color=BLUE)
     left.axhline(math.log(4), color=GREY, lw=1)
@@ -124,7 +123,7 @@ def early_gradients(given: Given) -> Finding:
             _against_width(left, found.jacobian_RW, colour, label, style)
             _against_width(right, found.gradient_RW, colour, label, style)
         what, std_R = f"std of scaled scores at d_head = 128{norm}", scaled.std_RW[:, AT_128]
-        checks.append(checked(what, std_R, 0.9, 1.1, "1 within 10 %", premise=True))
+        checks.append(checked(what, std_R, *near(1, 10), premise=True))
         what = "exponent of the Jacobian norm in d_head,"
         flat_R, falling_R = (exponents(WIDTHS, found.jacobian_RW) for found in (scaled, bare))
         checks.append(checked(f"{what} scaled{norm}", flat_R, -0.05, 0.05, "0 ± 0.05"))
@@ -175,16 +174,15 @@ def initial_variance(given: Given) -> Finding:
     for sigma, colour in ((0.5, GREEN), (1.0, BLUE), (2.0, RED)):
         raw_RW = _dot_products(given, sigma)
         ratio_R = raw_RW[:, AT_128] / math.sqrt(128)
-        low, high, expected = 0.98 * sigma**2, 1.02 * sigma**2, f"{sigma**2:g} within 2 %"
-        checks.append(checked(f"std(q·k) / √d at σ = {sigma:g}, d = 128", ratio_R, low, high, expected))
-        what, low, high = f"our attention's, W_q and W_k times {sigma:g}", 0.95 * sigma**2, 1.05 * sigma**2
+        checks.append(checked(f"std(q·k) / √d at σ = {sigma:g}, d = 128", ratio_R, *near(sigma**2, 2)))
         std_R = start(given, [128], sigma).std_RW[:, 0]
-        checks.append(checked(what, std_R, low, high, f"{sigma**2:g} within 5 %", premise=True))
+        what = f"std of our attention's scores, W_q and W_k times {sigma:g}"
+        checks.append(checked(what, std_R, *near(sigma**2, 5), premise=True))
         _against_width(axes, raw_RW, colour, f"σ = {sigma:g}")
         axes.plot(WIDTHS, [sigma**2 * d**0.5 for d in WIDTHS], color=GREY, lw=1, zorder=0)
-    gpt2_R, small = start(given, [128], init="gpt2").std_RW[:, 0], 256 * 0.02**2
-    what, expected = "our attention's with GPT-2's initialisation", f"{small:.3f} within 5 %"
-    checks.append(checked(what, gpt2_R, 0.95 * small, 1.05 * small, expected))
+    gpt2_R = start(given, [128], init="gpt2").std_RW[:, 0]
+    what = "std of our attention's scores, initialised as GPT-2"
+    checks.append(checked(what, gpt2_R, *near(256 * 0.02**2, 5)))
     axes.legend(frameon=False, title="lines: σ²√d")
     normed = start(given, [128], 2.0, qk_norm=True).std_RW.mean()
     says = [f"With QK-norm, W_q and W_k times 2 leave scores over √d a standard deviation of {normed:.2f}."]
