@@ -67,7 +67,8 @@ def saturation(given: Given) -> Finding:
     norm_M, entropy_M = J_MNN.norm(dim=(1, 2)), -torch.xlogy(p_MN, p_MN).sum(-1)
     formula_MNN = p_MN.diag_embed() - p_MN.unsqueeze(2) * p_MN.unsqueeze(1)
     off = (J_MNN - formula_MNN).abs().max().item()
-    checks = [Check("Jacobian less diag(p) - p pᵀ, largest entry", off, 0, 1e-12, "0", premise=True)]
+    what = "Jacobian by automatic differentiation less diag(p) - p pᵀ, largest entry"
+    checks = [Check(what, off, 0, 1e-12, "0", premise=True)]
     for m, printed in PRINTED.items():
         off = (p_MN[2 * m] - p_MN.new_tensor(printed)).abs().max().item()
         what = f"softmax at m = {m}, largest difference from {printed}"
@@ -75,7 +76,7 @@ def saturation(given: Given) -> Finding:
     ratio = norm_M[22].item() / (2 * math.exp(-11))
     checks.append(Check("norm of the Jacobian at m = 11 over 2 exp(-11)", ratio, *near(1, 1)))
     slope = (norm_M[40] / norm_M[20]).log().item() / 10
-    checks.append(Check("slope of its logarithm, m = 10 to 20", slope, *near(-1, 1)))
+    checks.append(Check("slope of ln of the Jacobian's norm, m = 10 to 20", slope, *near(-1, 1)))
     figure, (left, right) = panels(2, subplot_kw={"xlabel": "multiplier m of the scores"})
     left.plot(m_M, entropy_M, color=BLUE)
     left.axhline(math.log(4), color=GREY, lw=1)
@@ -122,40 +123,31 @@ def early_gradients(given: Given) -> Finding:
             label = None if qk_norm else f"scores over {divisor}"
             _against_width(left, found.jacobian_RW, colour, label, style)
             _against_width(right, found.gradient_RW, colour, label, style)
-        what, std_R = f"std of scaled scores at d_head = 128{norm}", scaled.std_RW[:, AT_128]
-        checks.append(checked(what, std_R, *near(1, 10), premise=True))
-        what = "exponent of the Jacobian norm in d_head,"
-        flat_R, falling_R = (exponents(WIDTHS, found.jacobian_RW) for found in (scaled, bare))
-        checks.append(checked(f"{what} scaled{norm}", flat_R, -0.05, 0.05, "0 ± 0.05"))
-        checks.append(checked(f"{what} not scaled{norm}", falling_R, -math.inf, 0, "below 0"))
-        what = f"at d_head = 128, not scaled over scaled{norm}"
-        over_c_R, itself_R = (
-            getattr(bare, name)[:, AT_128] / getattr(scaled, name)[:, AT_128]
-            for name in ("over_c_RW", "gradient_RW")
-        )
-        checks.append(checked(f"|∂L/∂W_q| / c {what}", over_c_R, 0, 1, "below 1"))
-        checks.append(checked(f"|∂L/∂W_q| {what}", itself_R, 0, 1, "below 1"))
-    for scale, divisor in (("sqrt", "√d_head"), ("none", "1")):
-        rows.append(["GPT-2's", divisor, *_cells(start(given, [128], scale=scale, init="gpt2"), 0)])
+        checks += _early_checks(scaled, bare, norm)
+    scaled_gpt2, gpt2 = (start(given, [128], scale=scale, init="gpt2") for scale in ("sqrt", "none"))
+    rows += [["GPT-2's", "√d_head", *_cells(scaled_gpt2, 0)], ["GPT-2's", "1", *_cells(gpt2, 0)]]
     left.plot(WIDTHS[2:], [2 * d**-0.5 for d in WIDTHS[2:]], ":", color=GREY, label="exponent -1/2")
     left.set(ylabel="mean norm of the Jacobian", ylim=(0.03, 0.5))
     left.set_yticks([0.05, 0.1, 0.2, 0.4], ["0.05", "0.1", "0.2", "0.4"])
     left.legend(frameon=False, loc="lower left", title="dashed: QK-norm")
     right.set(ylabel="|∂L/∂W_q|")
     right.set_yticks([0.3, 1, 3], ["0.3", "1", "3"])
-    columns = ["initialisation", "scores over", "std of scores", "norm of the Jacobian", "below 0.01"]
+    columns = ["initialisation", "scores over", "std of scores", "norm of the Jacobian", "share below 0.01"]
     table = Table("At d_head = 128", [*columns, "|∂L/∂W_q|", "the same over c"], rows)
     fall, rise = (
         exponents(WIDTHS[AT_128:], numbers_RW[:, AT_128:]).mean()
         for numbers_RW in (bare.jacobian_RW, bare.gradient_RW)
     )
+    dead, dead_scaled, dead_gpt2 = (
+        f"{found.dead_RW[:, width].mean():.0%}" for found, width in ((bare, AT_128), (scaled, AT_128), (gpt2, 0))
+    )
     says = [
         f"Without the scale, from d_head = 128 on and with QK-norm, the norm of the Jacobian goes as d_head "
-        f"to the power of {fall:.2f} and the gradient of W_q as {rise:+.2f}.",
-        f"What saturates is some of the queries: at d_head = 128 the Jacobian of {rows[3][4]} of them has a "
-        f"norm below 0.01, of {rows[2][4]} with the scale; the others carry the gradient.",
+        f"to the power of {fall:.2f} and the gradient of W_q as d_head to the power of {rise:.2f}.",
+        f"What saturates is some of the queries: at d_head = 128, with QK-norm, {dead} of them have a Jacobian "
+        f"with a norm below 0.01, {dead_scaled} with the scale; the others carry the gradient.",
         f"As GPT-2 is initialised, queries and keys vary less: scores at d_head = 128 have a standard "
-        f"deviation of {rows[5][2]} without the scale, and {rows[5][4]} of the queries saturate.",
+        f"deviation of {gpt2.std_RW.mean():.2f} without the scale, and {dead_gpt2} of the queries saturate.",
     ]
     return Finding(checks, says, [figure], [table]) + ablations.learning(given)
 
@@ -226,3 +218,22 @@ def _against_width(axes: Any, y_RW: Tensor, colour: str, label: str | None, styl
     axes.loglog(WIDTHS, y_RW.mean(0), f"o{style}", color=colour, label=label)
     axes.set_xticks(WIDTHS, WIDTHS)
     axes.minorticks_off()
+
+
+def _early_checks(scaled: Start, bare: Start, norm: str) -> list[Check]:
+    """Of what there is with the scale and without it, by width."""
+    flat_R, falling_R = (exponents(WIDTHS, found.jacobian_RW) for found in (scaled, bare))
+    over_c_R, itself_R = (
+        getattr(bare, name)[:, AT_128] / getattr(scaled, name)[:, AT_128]
+        for name in ("over_c_RW", "gradient_RW")
+    )
+    power = "exponent of the Jacobian norm in d_head,"
+    ratio = f"without the scale over with it, d_head = 128{norm}"
+    std_R = scaled.std_RW[:, AT_128]
+    return [
+        checked(f"std of scaled scores at d_head = 128{norm}", std_R, *near(1, 10), premise=True),
+        checked(f"{power} scaled{norm}", flat_R, -0.05, 0.05, "0 ± 0.05"),
+        checked(f"{power} not scaled{norm}", falling_R, -math.inf, 0, "below 0"),
+        checked(f"|∂L/∂W_q| / c {ratio}", over_c_R, 0, 1, "below 1"),
+        checked(f"|∂L/∂W_q| {ratio}", itself_R, 0, 1, "below 1"),
+    ]

@@ -63,7 +63,7 @@ def test_a_softmax_at_twice_the_temperature_is_late_to_saturate(monkeypatch):
     monkeypatch.setattr(naive, "softmax", lambda s_BHTS: exact(s_BHTS / 2))
     finding = scale.saturation(GIVEN)
     assert finding.verdict == "does not hold"
-    assert "slope of its logarithm, m = 10 to 20" in failed(finding)
+    assert "slope of ln of the Jacobian's norm, m = 10 to 20" in failed(finding)
 
 
 def test_a_softmax_that_passes_no_gradient_on_fails_the_premise(monkeypatch):
@@ -71,15 +71,15 @@ def test_a_softmax_that_passes_no_gradient_on_fails_the_premise(monkeypatch):
     monkeypatch.setattr(naive, "softmax", lambda s_BHTS: exact(s_BHTS.detach() + 0 * s_BHTS))
     finding = scale.saturation(GIVEN)
     assert finding.verdict == "does not hold"
-    assert failed(finding)[0].startswith("Jacobian less")
+    assert failed(finding)[0].startswith("Jacobian by automatic")
 
 
 def test_without_the_scale_the_jacobian_falls_but_the_gradient_of_the_queries_rises():
     finding = scale.early_gradients(GIVEN)
     assert finding.verdict == "holds in part"
     assert failed(finding) == [
-        "|∂L/∂W_q| at d_head = 128, not scaled over scaled",
-        "|∂L/∂W_q| at d_head = 128, not scaled over scaled, QK-norm",
+        "|∂L/∂W_q| without the scale over with it, d_head = 128",
+        "|∂L/∂W_q| without the scale over with it, d_head = 128, QK-norm",
     ]
 
 
