@@ -6,7 +6,6 @@ trained model (--run, --model) and short trainings (--train) measure the rest.
 
 import sys
 import textwrap
-import time
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,20 +64,19 @@ def main(given: Namespace) -> None:
 
     from analysis.derivation.finding import Given
     from analysis.derivation.page import Section, write
-    from analysis.derivation.statements import STATEMENTS, TRAININGS
+    from analysis.derivation.statements import STATEMENTS
     from training.guards import first_nonfinite
     from training.sweep import finished, sweep
 
     asked = [statement for statement in STATEMENTS if given.only is None or statement.number in given.only]
     subjects = _subjects(given)
-    names = dict.fromkeys(name for statement in asked for name in TRAININGS.get(statement.number, ()))
+    names = dict.fromkeys(name for statement in asked for name in statement.trainings)
     trained = (sweep if given.train else finished)(names, SEEDS, given.out)
     known, sections = Given(first_nonfinite, given.seed, subjects, trained), []
     with tqdm(asked, unit="statement", leave=False, disable=not sys.stderr.isatty()) as bar:
         for statement in bar:
-            began = time.perf_counter()
             finding = statement.function(known)
-            sections.append(Section(statement, finding, time.perf_counter() - began))
+            sections.append(Section(statement, finding))
             claim = textwrap.shorten(statement.claim, 90, placeholder=" ...")
             tqdm.write(f"{statement.number:>2}  {finding.verdict:<13}  {claim}")
     for missing in dict.fromkeys(line for section in sections for line in section.finding.missing):

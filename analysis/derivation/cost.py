@@ -164,7 +164,7 @@ PART = "V · What it costs"
 EXPERIMENTS = [
     Experiment(12, PART, r"n^2 d \text{ operations}, \; n^2 \text{ numbers}", plain),
     Experiment(13, PART, r"n^2 \to n^2 / M", fused),
-    Experiment(14, PART, r"\text{numbers in the cache} = 2 \, n \, d \, n_\text{key heads}", grouped),
+    Experiment(14, PART, r"\text{numbers in the cache} = 2 \, n \, d \, n_\text{key heads}", grouped, ablations.GROUPS),
 ]
 
 

@@ -138,6 +138,7 @@ class Experiment:
     part: str  # of the text
     formula: str  # LaTeX
     function: Callable[[Given], Finding]
+    trainings: Sequence[str] = ()  # that it needs: names of configs in configs/ablations/
 
     @property
     def claim(self) -> str:

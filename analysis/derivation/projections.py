@@ -139,6 +139,6 @@ def _overlap(attentions: list[CausalSelfAttention]) -> float:
 
 
 EXPERIMENTS = [
-    Experiment(1, PART, r"x_i \cdot x_j = x_j \cdot x_i", symmetry),
-    Experiment(2, PART, r"y_i = \sum_j \mathrm{softmax}_j(s_{ij})\, W_V x_j", scored_and_carried),
+    Experiment(1, PART, r"x_i \cdot x_j = x_j \cdot x_i", symmetry, ablations.DIRECTIONS),
+    Experiment(2, PART, r"y_i = \sum_j \mathrm{softmax}_j(s_{ij})\, W_V x_j", scored_and_carried, ablations.VALUES),
 ]

@@ -189,7 +189,11 @@ EXPERIMENTS = [
         4, PART, r"\partial\,\mathrm{softmax}(z) / \partial z = \mathrm{diag}(p) - p p^\top", saturation
     ),
     Experiment(
-        5, PART, r"\partial L / \partial q_i = c \sum_j (\partial L / \partial s_{ij})\, k_j", early_gradients
+        5,
+        PART,
+        r"\partial L / \partial q_i = c \sum_j (\partial L / \partial s_{ij})\, k_j",
+        early_gradients,
+        [*ablations.NORMED, *ablations.UNNORMED],
     ),
     Experiment(6, PART, r"\mathrm{std}(q \cdot k) = \sigma^2 \sqrt{d}", initial_variance),
 ]
