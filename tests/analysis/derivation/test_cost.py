@@ -8,11 +8,11 @@ import pytest
 from torch import Tensor
 
 from analysis.derivation import cost
-from analysis.derivation.finding import Finding, Given
+from analysis.derivation.finding import Finding
 from model.backends import BACKENDS, blocks, naive
 from model.cache import LayerCache
+from tests.analysis.derivation.planting import GIVEN, failed
 
-GIVEN = Given(lambda *_: "")
 
 
 def by_operations(inputs: Mapping[int, Sequence[Tensor]]) -> dict[int, float]:
@@ -39,10 +39,6 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "CONTEXT", 64)
     monkeypatch.setattr(cost, "_fastest", by_operations)
     monkeypatch.setattr(cost, "seconds", by_name)
-
-
-def failed(finding: Finding) -> list[str]:
-    return [check.what for check in finding.checks if check.holds is False]
 
 
 def measured(finding: Finding, what: str) -> float:
@@ -80,8 +76,8 @@ def test_fused_attention_is_as_the_statement_says_but_for_the_backward_pass() ->
     """Which makes each score again: 7 products of matrices where plain attention needs 6."""
     finding = cost.fused(GIVEN)
     assert finding.verdict == "holds in part"
-    assert failed(finding) == ["operations a pair, forward and backward, over naive's"]
-    assert measured(finding, "operations a pair, forward and") == pytest.approx(7 / 6)
+    assert failed(finding) == ["operations a scored pair, blocks over naive, forward and backward"]
+    assert measured(finding, "operations a scored pair, blocks over naive, forward and") == pytest.approx(7 / 6)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "blocks"])
@@ -96,7 +92,7 @@ def test_another_result_than_plain_attention_refutes_the_fused_one(
     monkeypatch.setitem(BACKENDS, backend, unscaled)
     finding = cost.fused(GIVEN)
     assert finding.verdict == "does not hold"
-    assert f"{backend}, apart from naive in float64" in failed(finding)
+    assert f"{backend}: largest difference from naive in float64" in failed(finding)
 
 
 def test_a_mask_off_by_one_refutes_what_fused_attention_is_compared_with(

@@ -1,17 +1,15 @@
 """Where sqrt(d) comes from: verdicts follow from our attention, and change when the attention is broken."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from analysis.derivation import scale, untrained
-from analysis.derivation.finding import Given
 from data.synthetic import Repeats
 from model.backends import naive
-from tests.analysis.derivation.planting import failed, plant
-
-GIVEN = Given(find_nonfinite=lambda *_: "")
+from tests.analysis.derivation.planting import GIVEN, failed, plant
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +20,7 @@ def three_widths(monkeypatch):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_dot_products_spread_as_the_root_of_d_and_our_scores_not_at_all(seed):
-    finding = scale.standard_deviation(Given(lambda *_: "", seed))
+    finding = scale.standard_deviation(replace(GIVEN, seed=seed))
     assert finding.verdict == "holds"
     slope, at_128, at_512, *ours = finding.checks
     assert slope.measured == pytest.approx(0.5, abs=0.01)
