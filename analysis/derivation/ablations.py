@@ -47,15 +47,13 @@ def directions(given: Given) -> Finding:
     without = bigram_loss(*split(shakespeare(), VALIDATED)) if given.trained else nan
     what = "loss on text, identity (bound: without attention, by pairs of characters)"
     checks = compare(given, what, float, "loss", "qk_identity", high=without)
-    says = []
     for name, tied, where in (("separate", "qk_tied", "rotary"), ("learned", "learned_tied", "learned")):
         checks += compare(given, f"{where}: loss on text, tied - separate", sub, "loss", tied, name, low=0)
         checks += compare(given, f"{where}: induction, separate - tied", sub, "induction", name, tied, low=0)
-        for own in compare(given, "", float, "current", tied):
-            says.append(
-                f"Tied, a token is a good key to itself: {own.measured:.0%} ± {own.error:.0%} of the weight "
-                f"({where} positions, mean over heads). What is lost is not direction alone."
-            )
+    says = [
+        "With tied projections and QK-norm no key scores higher with the query of a token than its own: see the "
+        "weight on the token itself. What is lost with them is not direction alone.",
+    ]
     return found(given, DIRECTIONS, checks, says, ["loss", "induction", "previous", "current"])
 
 
@@ -76,7 +74,8 @@ def learning(given: Given) -> Finding:
     """
     checks, says = [], []
     for (name, none, linear), where in ((NORMED, "QK-norm"), (UNNORMED, "no norm")):
-        early, loss = f"{where}: learned half-way, none / √d", f"{where}: loss on text, none - √d"
+        early = f"{where}: nats learned half-way, without the scale over with it"
+        loss = f"{where}: loss on text, without the scale - with it"
         checks += compare(given, early, truediv, "learned_early", none, name, high=HARDLY)
         checks += compare(given, loss, sub, "loss", none, name, low=0)
         for other in compare(given, "", sub, "loss", linear, name):

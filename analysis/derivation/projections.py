@@ -42,7 +42,7 @@ def symmetry(given: Given) -> Finding:
         expected = apart if qk == "separate" else (0.0, 1e-5, "0 but for rounding")
         checks.append(checked(f"asymmetry, {SCORES[qk]}, {place}", both_R2[:, 0], *expected))
         rows.append([SCORES[qk], place, *(f"{x:.2f}" for x in both_R2.mean(0))])
-    table = Table("Means of eight models", ["scores", "positions", "asymmetry", "exchange"], rows)
+    table = Table("Means of eight models", ["scores", "positions", "asymmetry", "change by exchange"], rows)
     figure, (left, right) = panels(2)
     for (qk, label), colour in zip(SCORES.items(), (BLUE, GREEN, RED), strict=True):
         S_BHTT = _scores(given, 0, qk, "rotary positions", _tokens(given.generator()))
@@ -56,10 +56,12 @@ def symmetry(given: Given) -> Finding:
     right.legend(frameon=False, ncols=2)
     learned, neither, rotary = (found["tied", place].mean(0).tolist() for place in PLACES)
     says = [
-        f"Turned, the scores of tied projections have an asymmetry of {rotary[0]:.2f}, since both sides "
-        f"turn. Positions give them a direction all the same: exchange changes a score by {rotary[1]:.2f} of "
-        f"itself with rotary positions, {learned[1]:.2f} with learned ones, {neither[1]:.2f} with neither.",
-        "Under a causal mask only one of S_ij and S_ji is used: exchange shows what symmetry costs there.",
+        f"With rotary positions the scores of tied projections have an asymmetry of {rotary[0]:.2f}: query i and "
+        f"key i are turned alike. A direction may show all the same when two tokens change places: their score "
+        f"changes by {rotary[1]:.2f} of itself with rotary positions, {learned[1]:.2f} with learned ones, "
+        f"{neither[1]:.2f} with neither.",
+        "Under a causal mask only one of S_ij and S_ji is used; what exchange changes is what a model can tell "
+        "of the order there.",
     ]
     return Finding(checks, says, [figure], [table]) + ablations.directions(given)
 
