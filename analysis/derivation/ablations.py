@@ -51,8 +51,8 @@ def directions(given: Given) -> Finding:
         checks += compare(given, f"{where}: loss on text, tied - separate", sub, "loss", tied, name, low=0)
         checks += compare(given, f"{where}: induction, separate - tied", sub, "induction", name, tied, low=0)
     says = [
-        "With tied projections and QK-norm no key scores higher with the query of a token than its own: see the "
-        "weight on the token itself. What is lost with them is not direction alone.",
+        "With tied projections and QK-norm no key scores higher with the query of a token than its own: see "
+        "the weight on the token itself. What is lost with them is not direction alone.",
     ]
     return found(given, DIRECTIONS, checks, says, ["loss", "induction", "previous", "current"])
 

@@ -78,7 +78,7 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether all checks hold, none or some; with a premise that does not, the statement does not either."""
+        """Whether all checks hold, none or some; where a premise does not, the statement does not either."""
         if any(check.premise and check.holds is not True for check in self.checks):
             return "does not hold"
         found = [check.holds for check in self.checks if not check.premise]

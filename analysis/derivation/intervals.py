@@ -26,8 +26,10 @@ def median(values: np.ndarray) -> tuple[float, float]:
 
 def exponent(costs: Mapping[int, float]) -> tuple[float, float]:
     """The p of `cost ~ size^p`, least squares in logarithms, by Student's t over the sizes."""
-    fit = stats.linregress(np.log([*costs]), np.log([*costs.values()]))
-    return float(fit.slope), float(fit.stderr * stats.t.ppf(LEVEL, len(costs) - 2))
+    x, y = np.log([*costs]), np.log([*costs.values()])
+    p, level = np.polyfit(x, y, 1)
+    variance = ((y - p * x - level) ** 2).sum() / (len(x) - 2) / ((x - x.mean()) ** 2).sum()
+    return float(p), float(variance**0.5 * stats.t.ppf(LEVEL, len(x) - 2))
 
 
 def exponents(x: ArrayLike, y: ArrayLike) -> np.ndarray:

@@ -79,8 +79,8 @@ def masks(given: Given) -> Finding:
     spread = ", ".join(f"{n} ({name})" for name, n in count.items())
     says = [
         f"A row whose keys are all hidden has weights and gradients `{_text(filled)}` with -1e9 in bf16, and "
-        f"`{_text(bare)}` with -inf. In the text's n·exp(-1e9 - max) the maximum is -1e9, so the sum is n: the "
-        "row reads what it must not, and no NaN tells.",
+        f"`{_text(bare)}` with -inf. In the text's n·exp(-1e9 - max) the maximum is -1e9, so the sum is n: "
+        "the row reads what it must not, and no NaN tells.",
         f"With -inf, even a loss that reads only another row, which sees something, has `{others}`: 0 times "
         f"NaN is NaN. So a NaN in one row of one head came, three layers on, to {spread} of {T} rows, "
         "those of earlier tokens too: a mask holds back finite numbers only.",
@@ -218,7 +218,7 @@ def guards(given: Given) -> Finding:
         checks.append(Check(f"share of NaN whose {what} our guard names", share, 1, 1, "1", premise=True))
     found, found_right = [*asserted.values()], sum(map(sum, right.values()))
     says = [
-        f"The assertion names the layer of {found_right} of {len(found)} NaN; {found.count(None)} it never sees.",
+        f"The assertion names the layer of {found_right} of {len(found)} NaN; {found.count(None)} it misses.",
         f"Our guard says of a NaN in W_v: `{told['W_v.weight', 1]}`; "
         f"and in what a head gives: `{told['heads', 1]}`.",
     ]

@@ -56,12 +56,12 @@ def symmetry(given: Given) -> Finding:
     right.legend(frameon=False, ncols=2)
     learned, neither, rotary = (found["tied", place].mean(0).tolist() for place in PLACES)
     says = [
-        f"With rotary positions the scores of tied projections have an asymmetry of {rotary[0]:.2f}: query i and "
-        f"key i are turned alike. A direction may show all the same when two tokens change places: their score "
+        f"With rotary positions the scores of tied projections have an asymmetry of {rotary[0]:.2f}: query i "
+        f"and key i are turned alike. A direction may show when two tokens change places: their score "
         f"changes by {rotary[1]:.2f} of itself with rotary positions, {learned[1]:.2f} with learned ones, "
         f"{neither[1]:.2f} with neither.",
-        "Under a causal mask only one of S_ij and S_ji is used; what exchange changes is what a model can tell "
-        "of the order there.",
+        "Under a causal mask only one of S_ij and S_ji is used; what exchange changes is what a model can "
+        "tell of the order there.",
     ]
     return Finding(checks, says, [figure], [table]) + ablations.directions(given)
 
@@ -142,5 +142,7 @@ def _overlap(attentions: list[CausalSelfAttention]) -> float:
 
 EXPERIMENTS = [
     Experiment(1, PART, r"x_i \cdot x_j = x_j \cdot x_i", symmetry, ablations.DIRECTIONS),
-    Experiment(2, PART, r"y_i = \sum_j \mathrm{softmax}_j(s_{ij})\, W_V x_j", scored_and_carried, ablations.VALUES),
+    Experiment(
+        2, PART, r"y_i = \sum_j \mathrm{softmax}_j(s_{ij})\, W_V x_j", scored_and_carried, ablations.VALUES
+    ),
 ]

@@ -139,13 +139,14 @@ def early_gradients(given: Given) -> Finding:
         for numbers_RW in (bare.jacobian_RW, bare.gradient_RW)
     )
     dead, dead_scaled, dead_gpt2 = (
-        f"{found.dead_RW[:, width].mean():.0%}" for found, width in ((bare, AT_128), (scaled, AT_128), (gpt2, 0))
+        f"{found.dead_RW[:, width].mean():.0%}"
+        for found, width in ((bare, AT_128), (scaled, AT_128), (gpt2, 0))
     )
     says = [
         f"Without the scale, from d_head = 128 on and with QK-norm, the norm of the Jacobian goes as d_head "
         f"to the power of {fall:.2f} and the gradient of W_q as d_head to the power of {rise:.2f}.",
-        f"What saturates is some of the queries: at d_head = 128, with QK-norm, {dead} of them have a Jacobian "
-        f"with a norm below 0.01, {dead_scaled} with the scale; the others carry the gradient.",
+        f"What saturates is some of the queries: at d_head = 128, with QK-norm, {dead} of them have a "
+        f"Jacobian with a norm below 0.01, {dead_scaled} with the scale; the others carry the gradient.",
         f"As GPT-2 is initialised, queries and keys vary less: scores at d_head = 128 have a standard "
         f"deviation of {gpt2.std_RW.mean():.2f} without the scale, and {dead_gpt2} of the queries saturate.",
     ]
