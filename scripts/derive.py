@@ -101,7 +101,10 @@ def _subjects(given: Namespace) -> "list[Subject]":
         warn(run.faults)
         found.append(_subject(run, f"--run {given.run}", sentences))
     if given.model:
-        context_length = min(LONG, open_published(given.model).config.context_length)
+        try:
+            context_length = min(LONG, open_published(given.model).config.context_length)
+        except UserError as error:
+            raise UserError(f"{given.model}: {error}") from None
         run = load_published_run(given.model, given.corpus, context_length)
         found.append(_subject(run, f"--model {given.model}", sentences))
     return found
