@@ -57,7 +57,7 @@ class Masked(nn.Module):
         if whole.gate_BHT is not None:
             out_BHTD = whole.gate_BHT[..., None] * out_BHTD
         out_BTC = torch.cat(list(out_BHTD.unbind(1)), dim=-1) @ self.weights["W_o.weight"].T
-        return out_BTC.float()
+        return (out_BTC + self.weights.get("W_o.bias", 0.0)).float()
 
 
 def masked(model: GPT, window: int, n_sink: int) -> GPT:
@@ -98,6 +98,13 @@ def test_whatever_is_kept(window, n_sink):
     with torch.no_grad():
         expected = masked(model, window, n_sink)(tokens(2, T))
     assert_near(stepped(model, tokens(2, T), window, n_sink), expected)
+
+
+def test_with_biases_too():
+    model = rotary("grouped", bias=True)
+    with torch.no_grad():
+        expected = masked(model, 7, 4)(tokens(2, T))
+    assert_near(stepped(model, tokens(2, T), 7, 4), expected)
 
 
 @settings(max_examples=15)
