@@ -64,8 +64,10 @@ class KVCache:
     ):
         self.rolls = window is not None
         places = config.context_length if window is None else n_sink + window
-        if self.rolls:
+        if window is not None:
             asked = f"a cache of the last {window} and the first {n_sink} tokens"
+            if window < 1 or n_sink < 0:
+                raise UserError(f"{asked}: the last must be 1 or more, the first 0 or more")
             if config.position == "learned":
                 raise UserError(f"{asked} needs model.position rotary: learned places cannot move up")
             if config.window is not None:
@@ -99,6 +101,6 @@ def open_cache(kind: str, config: ModelConfig, device: torch.device | None = Non
     """
     if kind in ("full", "none"):
         return KVCache(config, device=device) if kind == "full" else None
-    if not (match := re.fullmatch(r"window:([1-9]\d{0,6})(?:\+(\d{1,7}))?", kind, re.ASCII)):
+    if not (match := re.fullmatch(r"window:(\d{1,18})(?:\+(\d{1,18}))?", kind, re.ASCII)):
         raise UserError(f"cache {foreign(kind)}: must be full, none, window:W or window:W+N, as window:256+4")
     return KVCache(config, device=device, window=int(match[1]), n_sink=int(match[2] or 0))

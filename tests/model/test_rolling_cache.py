@@ -166,6 +166,8 @@ def test_a_cleared_cache_is_a_new_one():
         ("window:29+4", {}, "model.context_length 32"),
         ("window:33", {}, "model.context_length 32"),
         ("window:4+2", {"window": 9}, "model.window 9"),
+        ("window:99999999999", {}, "model.context_length 32"),
+        ("window:0+4", {}, "last 0 .* 1 or more"),
         ("windows:4", {}, "window:256\\+4"),
         ("window:4+-1", {}, "window:256\\+4"),
         ("window:٤", {}, "window:256\\+4"),
@@ -176,6 +178,13 @@ def test_a_cache_that_cannot_be_is_refused_in_a_line_before_a_token_is_asked_for
     with pytest.raises(UserError, match=told) as caught:
         generate(build_random(**changes), [1], 5, bos=None, generator=torch.Generator(), cache=asked)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("window", "n_sink"), [(0, 0), (0, 4), (-1, 5), (3, -1), (5, -9)])
+def test_a_window_without_the_token_itself_and_less_than_none_of_the_first_are_refused(window, n_sink):
+    """Window 0 would let go of one of the first at every token, without a word."""
+    with pytest.raises(UserError, match=f"last {window} and the first {n_sink} tokens: .* 1 or more"):
+        KVCache(rotary().config, window=window, n_sink=n_sink)
 
 
 # Text from it
