@@ -31,7 +31,7 @@ class LayerCache:
         """Add T places; returns all keys and values that are kept, as views, oldest first.
 
         `RuntimeError` where there is no room. Of several tokens each would see another cache: room is made
-        for one at a time.
+        for one at a time (`KVCache.place` refuses them before).
         """
         if self.n_sink is not None and self.length == self.places and k_BGTD.size(2) == 1:
             for kept in (self.k_BGSD, self.v_BGSD):
@@ -81,6 +81,15 @@ class KVCache:
     def length(self) -> int:
         """Places in use, the same in every layer."""
         return self.layers[0].length
+
+    def place(self, T: int) -> int:
+        """Of the first of T further tokens. `RuntimeError` where they have no room, ahead of any change."""
+        places, length = self.layers[0].places, self.length
+        room = places - length
+        if room < T and not (self.rolls and T == 1):
+            ways = "give it what `pieces` makes of them" if self.rolls else "`clear` it"
+            raise RuntimeError(f"{T} tokens for a cache with room for {room} of {places}: {ways}")
+        return length
 
     def pieces(self, tokens_BT: Tensor) -> Sequence[Tensor]:
         """The tokens as the cache can take them: as many at once as there is room for, then one by one."""
