@@ -103,6 +103,8 @@ class CausalSelfAttention(nn.Module):
         )
         if self.W_gate is not None:
             out_BHTD = out_BHTD * self.W_gate(x_BTC).float().sigmoid().mT.unsqueeze(-1)
+        if self.observers and cache is not None:
+            k_BGSD = k_BGSD.clone()  # an observer may keep them, and the cache's own memory is used again
         for observer in self.observers:
             seen = (self.layer, self.backend, q_BHTD, k_BGSD, out_BHTD, lse_BHT)
             observer(Observation(*seen, W_o=self.W_o.weight, **options))

@@ -31,7 +31,7 @@ class LayerCache:
         """Add T places; returns all keys and values that are kept, as views, oldest first.
 
         `RuntimeError` where there is no room. Of several tokens each would see another cache: room is made
-        for one at a time.
+        for one at a time (`KVCache.place` refuses them before).
         """
         if self.n_sink is not None and self.length == self.places and k_BGTD.size(2) == 1:
             for kept in (self.k_BGSD, self.v_BGSD):
@@ -64,8 +64,10 @@ class KVCache:
     ):
         self.rolls = window is not None
         places = config.context_length if window is None else n_sink + window
-        if self.rolls:
+        if window is not None:
             asked = f"a cache of the last {window} and the first {n_sink} tokens"
+            if window < 1 or n_sink < 0:
+                raise UserError(f"{asked}: the last must be 1 or more, the first 0 or more")
             if config.position == "learned":
                 raise UserError(f"{asked} needs model.position rotary: learned places cannot move up")
             if config.window is not None:
@@ -79,6 +81,15 @@ class KVCache:
     def length(self) -> int:
         """Places in use, the same in every layer."""
         return self.layers[0].length
+
+    def place(self, T: int) -> int:
+        """Of the first of T further tokens. `RuntimeError` where they have no room, ahead of any change."""
+        places, length = self.layers[0].places, self.length
+        room = places - length
+        if room < T and not (self.rolls and T == 1):
+            ways = "give it what `pieces` makes of them" if self.rolls else "`clear` it"
+            raise RuntimeError(f"{T} tokens for a cache with room for {room} of {places}: {ways}")
+        return length
 
     def pieces(self, tokens_BT: Tensor) -> Sequence[Tensor]:
         """The tokens as the cache can take them: as many at once as there is room for, then one by one."""
@@ -99,6 +110,6 @@ def open_cache(kind: str, config: ModelConfig, device: torch.device | None = Non
     """
     if kind in ("full", "none"):
         return KVCache(config, device=device) if kind == "full" else None
-    if not (match := re.fullmatch(r"window:([1-9]\d{0,6})(?:\+(\d{1,7}))?", kind, re.ASCII)):
+    if not (match := re.fullmatch(r"window:(\d{1,18})(?:\+(\d{1,18}))?", kind, re.ASCII)):
         raise UserError(f"cache {foreign(kind)}: must be full, none, window:W or window:W+N, as window:256+4")
     return KVCache(config, device=device, window=int(match[1]), n_sink=int(match[2] or 0))

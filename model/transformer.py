@@ -94,7 +94,7 @@ class GPT(nn.Module):
         `segment_BT`, for whole texts without a cache: the document of each token, -1 for padding. Attention
         stays inside a document; learned positions count from the start of the row all the same.
         """
-        x_BTC = self.embed(tokens_BT, cache.length if cache else 0)
+        x_BTC = self.embed(tokens_BT, cache.place(tokens_BT.size(1)) if cache else 0)
         layers = cache.layers if cache else [None] * len(self.blocks)
         for block, layer in zip(self.blocks, layers, strict=True):
             x_BTC = block(x_BTC, layer, segment_BT)

@@ -105,7 +105,7 @@ class Abreast(LayerCache):
     """One layer of caches with as many places each, whose sequences share a batch."""
 
     def __init__(self, *layers: LayerCache):
-        self.layers, self.rolls, self.length = layers, True, 0
+        self.layers, self.places, self.rolls, self.length = layers, layers[0].places, True, 0
 
     def extend(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         """Each adds its own."""

@@ -121,3 +121,34 @@ def test_observers_see_of_a_single_token_its_row_of_the_whole(kind):
         ):
             bound = 1e-5 * max(1.0, row.abs().max().item())
             torch.testing.assert_close(x, row, atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_observed_stays_as_it_was_when_the_cache_is_used_again(kind):
+    """Text that is longer than a context clears it, and an observer may keep all it gets until the end."""
+    model, seen = build_random(kind), []
+    cache = KVCache(model.config)
+    with torch.no_grad(), observe(model, seen.append):
+        for piece in tokens(1, 6).split(2, dim=1):
+            model(piece, cache)
+        then = [each.k_BGSD.clone() for each in seen]
+        cache.clear()
+        model(tokens(1, 20, seed=1), cache)
+    assert all(torch.equal(each.k_BGSD, before) for each, before in zip(seen, then, strict=False))
+
+
+@pytest.mark.parametrize(("kind", "window"), [("grouped", None), ("grouped", 7), ("gpt2", None)])
+def test_tokens_without_room_are_refused_before_any_layer_has_them(kind, window):
+    """The layers would disagree about how many there are, and those that fit would have no place."""
+    model, places = build_random(kind), 11 if window else T
+    cache = KVCache(model.config, window=window, n_sink=4)
+    with torch.no_grad():
+        before = model(tokens(1, places)[:, :5], cache)
+        told = f"{places} tokens .* room for {places - 5} of {places}"
+        with pytest.raises(RuntimeError, match=told):
+            model(tokens(1, places), cache)
+        assert [layer.length for layer in cache.layers] == [5, 5]
+        rest = model(tokens(1, places)[:, 5:], cache)
+    fresh = KVCache(model.config, window=window, n_sink=4)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.cat([before, rest], dim=1), model(tokens(1, places), fresh))

@@ -57,7 +57,7 @@ class Masked(nn.Module):
         if whole.gate_BHT is not None:
             out_BHTD = whole.gate_BHT[..., None] * out_BHTD
         out_BTC = torch.cat(list(out_BHTD.unbind(1)), dim=-1) @ self.weights["W_o.weight"].T
-        return out_BTC.float()
+        return (out_BTC + self.weights.get("W_o.bias", 0.0)).float()
 
 
 def masked(model: GPT, window: int, n_sink: int) -> GPT:
@@ -98,6 +98,13 @@ def test_whatever_is_kept(window, n_sink):
     with torch.no_grad():
         expected = masked(model, window, n_sink)(tokens(2, T))
     assert_near(stepped(model, tokens(2, T), window, n_sink), expected)
+
+
+def test_with_biases_too():
+    model = rotary("grouped", bias=True)
+    with torch.no_grad():
+        expected = masked(model, 7, 4)(tokens(2, T))
+    assert_near(stepped(model, tokens(2, T), 7, 4), expected)
 
 
 @settings(max_examples=15)
@@ -159,6 +166,8 @@ def test_a_cleared_cache_is_a_new_one():
         ("window:29+4", {}, "model.context_length 32"),
         ("window:33", {}, "model.context_length 32"),
         ("window:4+2", {"window": 9}, "model.window 9"),
+        ("window:99999999999", {}, "model.context_length 32"),
+        ("window:0+4", {}, "last 0 .* 1 or more"),
         ("windows:4", {}, "window:256\\+4"),
         ("window:4+-1", {}, "window:256\\+4"),
         ("window:٤", {}, "window:256\\+4"),
@@ -169,6 +178,13 @@ def test_a_cache_that_cannot_be_is_refused_in_a_line_before_a_token_is_asked_for
     with pytest.raises(UserError, match=told) as caught:
         generate(build_random(**changes), [1], 5, bos=None, generator=torch.Generator(), cache=asked)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("window", "n_sink"), [(0, 0), (0, 4), (-1, 5), (3, -1), (5, -9)])
+def test_a_window_without_the_token_itself_and_less_than_none_of_the_first_are_refused(window, n_sink):
+    """Window 0 would let go of one of the first at every token, without a word."""
+    with pytest.raises(UserError, match=f"last {window} and the first {n_sink} tokens: .* 1 or more"):
+        KVCache(rotary().config, window=window, n_sink=n_sink)
 
 
 # Text from it
