@@ -58,9 +58,10 @@ def symmetry(given: Given) -> Finding:
     right.legend(frameon=False, ncols=2)
     learned, neither, rotary = (found["tied", place].mean(0).tolist() for place in PLACES)
     says = [
-        f"Turned, the scores of tied projections have an asymmetry of {rotary[0]:.2f}, since both sides "
-        f"turn. Positions give them a direction all the same: exchange changes a score by {rotary[1]:.2f} of "
-        f"itself with rotary positions, {learned[1]:.2f} with learned ones, {neither[1]:.2f} with neither.",
+        f"Turned, the scores of tied projections have an asymmetry of {rotary[0]:.2f}: the query and the "
+        f"key of a place turn alike. Positions give them a direction all the same: to exchange two tokens "
+        f"changes their score by {rotary[1]:.2f} of itself with rotary positions, {learned[1]:.2f} with "
+        f"learned ones, {neither[1]:.2f} with neither.",
         "Under a causal mask only one of S_ij and S_ji is used: exchange shows what symmetry costs there.",
     ]
     return Finding(checks, says, [figure], [table]) + ablations.directions(given)
