@@ -6,7 +6,6 @@ trained model (--run, --model) and short trainings (--train) measure the rest.
 
 import sys
 import textwrap
-import time
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,20 +64,19 @@ def main(given: Namespace) -> None:
 
     from analysis.derivation.finding import Given
     from analysis.derivation.page import Section, write
-    from analysis.derivation.statements import STATEMENTS, TRAININGS
+    from analysis.derivation.statements import STATEMENTS
     from training.guards import first_nonfinite
     from training.sweep import finished, sweep
 
     asked = [statement for statement in STATEMENTS if given.only is None or statement.number in given.only]
     subjects = _subjects(given)
-    names = dict.fromkeys(name for statement in asked for name in TRAININGS.get(statement.number, ()))
+    names = dict.fromkeys(name for statement in asked for name in statement.trainings)
     trained = (sweep if given.train else finished)(names, SEEDS, given.out)
     known, sections = Given(first_nonfinite, given.seed, subjects, trained), []
     with tqdm(asked, unit="statement", leave=False, disable=not sys.stderr.isatty()) as bar:
         for statement in bar:
-            began = time.perf_counter()
             finding = statement.function(known)
-            sections.append(Section(statement, finding, time.perf_counter() - began))
+            sections.append(Section(statement, finding))
             claim = textwrap.shorten(statement.claim, 90, placeholder=" ...")
             tqdm.write(f"{statement.number:>2}  {finding.verdict:<13}  {claim}")
     for missing in dict.fromkeys(line for section in sections for line in section.finding.missing):
@@ -103,7 +101,10 @@ def _subjects(given: Namespace) -> "list[Subject]":
         warn(run.faults)
         found.append(_subject(run, f"--run {given.run}", sentences))
     if given.model:
-        context_length = min(LONG, open_published(given.model).config.context_length)
+        try:
+            context_length = min(LONG, open_published(given.model).config.context_length)
+        except UserError as error:
+            raise UserError(f"{given.model}: {error}") from None
         run = load_published_run(given.model, given.corpus, context_length)
         found.append(_subject(run, f"--model {given.model}", sentences))
     return found

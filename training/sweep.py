@@ -88,11 +88,8 @@ def sweep(names: Iterable[str], seeds: Iterable[int], folder: Path) -> dict[str,
     all_of_them = _trainings(names, seeds, folder)
     todo = [one for one in all_of_them if one.numbers() is None]
     (folder / "runs").mkdir(parents=True, exist_ok=True)
-    total, line = (
-        len(all_of_them),
-        "{n_fmt}/{total_fmt} trainings, {elapsed} gone, {remaining} to go{postfix}",
-    )
-    in_file = looks(line)
+    total = len(all_of_them)
+    in_file = looks("{n_fmt}/{total_fmt} trainings, {elapsed} gone, {remaining} to go{postfix}")
     with tqdm(total=total, initial=total - len(todo), disable=not todo, unit="training", **in_file) as bar:
         for one in todo:
             bar.set_postfix_str(one.folder.name, refresh=sys.stderr.isatty())

@@ -9,10 +9,10 @@ from statistics import mean, stdev
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy import stats
 
 from analysis.derivation.drawing import COLOURS, GREY, panels
 from analysis.derivation.finding import Check, Finding, Given, Seeds, Table
+from analysis.derivation.intervals import checked
 from data.corpora import shakespeare, split
 
 TRAIN = "`python -m scripts.derive --train`"
@@ -47,15 +47,13 @@ def directions(given: Given) -> Finding:
     without = bigram_loss(*split(shakespeare(), VALIDATED)) if given.trained else nan
     what = "loss on text, identity (bound: without attention, by pairs of characters)"
     checks = compare(given, what, float, "loss", "qk_identity", high=without)
-    says = []
     for name, tied, where in (("separate", "qk_tied", "rotary"), ("learned", "learned_tied", "learned")):
         checks += compare(given, f"{where}: loss on text, tied - separate", sub, "loss", tied, name, low=0)
         checks += compare(given, f"{where}: induction, separate - tied", sub, "induction", name, tied, low=0)
-        for own in compare(given, "", float, "current", tied):
-            says.append(
-                f"Tied, a token is a good key to itself: {own.measured:.0%} ± {own.error:.0%} of the weight "
-                f"({where} positions, mean over heads). What is lost is not direction alone."
-            )
+    says = [
+        "With tied projections and QK-norm no key scores higher with the query of a token than its own: see "
+        "the weight on the token itself. What is lost with them is not direction alone.",
+    ]
     return found(given, DIRECTIONS, checks, says, ["loss", "induction", "previous", "current"])
 
 
@@ -76,7 +74,8 @@ def learning(given: Given) -> Finding:
     """
     checks, says = [], []
     for (name, none, linear), where in ((NORMED, "QK-norm"), (UNNORMED, "no norm")):
-        early, loss = f"{where}: learned half-way, none / √d", f"{where}: loss on text, none - √d"
+        early = f"{where}: nats learned half-way, without the scale over with it"
+        loss = f"{where}: loss on text, without the scale - with it"
         checks += compare(given, early, truediv, "learned_early", none, name, high=HARDLY)
         checks += compare(given, loss, sub, "loss", none, name, low=0)
         for other in compare(given, "", sub, "loss", linear, name):
@@ -105,12 +104,9 @@ def compare(
     by_seed = [{run["seed"]: run[key] for run in given.trained.get(name, ())} for name in cells]
     shared = set.intersection(*map(set, by_seed))
     values = [how(*(cell[seed] for cell in by_seed)) for seed in shared]
-    if len(values) < 2:
-        return []
-    error = stats.t.ppf(0.975, len(values) - 1) * standard_error(values)
     expected = f"above {low:g}" if high == inf else f"below {high:.3g}"
     strictly = nextafter(low, inf), nextafter(high, -inf)  # two runs that are the same differ by exactly 0
-    return [Check(what, mean(values), *strictly, expected, error)]
+    return [checked(what, values, *strictly, expected)] if len(values) > 1 else []
 
 
 def found(
@@ -160,10 +156,6 @@ def bigram_loss(training: str, text: str) -> float:
     return sum(losses) / len(losses)
 
 
-def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of independent values; NaN of a single one."""
-    return stdev(values) / sqrt(len(values)) if len(values) > 1 else nan
-
-
 def _mean(values: Sequence[float]) -> str:
-    return f"{mean(values):.3f} ± {standard_error(values):.3f}"
+    error = f" ± {stdev(values) / sqrt(len(values)):.3f}" if len(values) > 1 else ""
+    return f"{mean(values):.3f}{error}"

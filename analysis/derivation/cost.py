@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from analysis.derivation import ablations
 from analysis.derivation.drawing import BLUE, GREEN, GREY, RED, panels
 from analysis.derivation.finding import Check, Experiment, Finding, Given, Table
-from analysis.derivation.meter import Meter, exponent, median, seconds
+from analysis.derivation.intervals import exponent, median
+from analysis.derivation.meter import Meter, seconds
 from configs.schema import Model
 from model.backends import BACKENDS, blocks, naive
 from model.cache import KVCache
@@ -57,9 +58,7 @@ def plain(given: Given) -> Finding:
     fitted_d = {d: rest + per_d * d for d in WIDTHS}
     return Finding(
         checks=[
-            Check(
-                "matrices of n² numbers that naive holds", matrices, 1, np.inf, "one at least", premise=True
-            ),
+            Check("matrices of n² numbers that naive holds", matrices, 1, np.inf, "1 or more", premise=True),
             _power("time: exponent of n", time_n, 2, 0.25),
             _power("time: exponent of d", wide_d, 1, 0.25),
             _power("memory: exponent of n", bytes_n, 2, 0.1),
@@ -67,8 +66,8 @@ def plain(given: Given) -> Finding:
             Check("one head's matrix, n = 8,192, 16 bits (MiB)", matrix / MIB, 128, 128, "128 exactly"),
         ],
         says=[
-            f"Memory does not grow with d: its exponent is {exponent(bytes_d)[0]:z.2f}. O(n² d) is the time; "
-            f"memory is O(n² + n d), at its peak {matrices:.1f} matrices of n² numbers.",
+            f"Memory grows as d to the power of {exponent(bytes_d)[0]:z.2f}. O(n² d) is the time; naive "
+            f"needs memory O(n² + n d), at its peak {matrices:.1f} matrices of n² numbers.",
             f"Products of matrices take as long as all else at d = {rest / per_d:.0f}: a head of {D} spends "
             f"{rest / fitted_d[D]:.0%} of its time on making, masking and normalizing the matrix.",
             f"For 32 heads and 8 texts that one matrix takes {32 * 8 * matrix / 2**30:.0f} GiB.",
@@ -114,8 +113,8 @@ def fused(given: Given) -> Finding:
             *(_agrees(backend, inputs(512, D)) for backend in ("sdpa", "blocks")),
             _power("memory of sdpa: exponent of n", peaks["sdpa"], 1, 0.1),
             _power("memory of blocks: exponent of n", peaks["blocks"], 1, 0.1),
-            Check("operations a pair, forward, over naive's", forward, 1, 1, "1 exactly"),
-            Check("operations a pair, forward and backward, over naive's", both, 1, 1, "1 exactly"),
+            Check("operations a pair, blocks over naive, forward", forward, 1, 1, "1 exactly"),
+            Check("operations a pair, blocks over naive, forward and backward", both, 1, 1, "1 exactly"),
             _power("keys and values read: exponent of the rows of a block", reads, -1, 0.1),
             Check(f"time of naive over sdpa, {device}", faster, 4, np.inf, "above 4", error),
         ],
@@ -123,7 +122,7 @@ def fused(given: Given) -> Finding:
             f"The backward pass computes the scores again, {both:.2f} times the arithmetic of each pair in "
             "all; but pairs behind the mask, nearly half of them, are skipped.",
             f"Blocks of {ROWS[0]} rows read {reads[ROWS[0]] / MIB:,.0f} MiB of keys and values, blocks of "
-            f"{ROWS[-1]} {reads[ROWS[-1]] / MIB:,.0f} MiB; they are {2 * long[0].nbytes / MIB:.0f} MiB.",
+            f"{ROWS[-1]} {reads[ROWS[-1]] / MIB:,.0f} MiB; there are {2 * long[0].nbytes / MIB:.0f} MiB.",
             f"On this {device} naive moves {naive_rate:.1f} GB/s into and out of its operations where plain "
             f"copying moves {copy_rate:.1f} GB/s; sdpa is {faster:.1f} times as fast.",
         ],
@@ -163,7 +162,13 @@ PART = "V · What it costs"
 EXPERIMENTS = [
     Experiment(12, PART, r"n^2 d \text{ operations}, \; n^2 \text{ numbers}", plain),
     Experiment(13, PART, r"n^2 \to n^2 / M", fused),
-    Experiment(14, PART, r"\text{numbers in the cache} = 2 \, n \, d \, n_\text{key heads}", grouped),
+    Experiment(
+        14,
+        PART,
+        r"\text{numbers in the cache} = 2 \, n \, d \, n_\text{key heads}",
+        grouped,
+        ablations.GROUPS,
+    ),
 ]
 
 
@@ -194,14 +199,14 @@ def _fastest(inputs: Mapping[int, Sequence[Tensor]]) -> dict[int, float]:
 
 def _power(what: str, costs: Mapping[int, float], claimed: float, within: float) -> Check:
     found, error = exponent(costs)
-    return Check(what, found, claimed - within, claimed + within, f"{claimed} within {within}", error)
+    return Check(what, found, claimed - within, claimed + within, f"{claimed} ± {within}", error)
 
 
 def _agrees(backend: str, inputs: Sequence[Tensor]) -> Check:
     exact = _pass("naive", [x.double() for x in inputs], backward=True)
     pairs = zip(_pass(backend, inputs, backward=True), exact, strict=True)
     apart = max(((x - y).abs().max() / y.abs().max().clamp(min=1)).item() for x, y in pairs)
-    return Check(f"{backend}, apart from naive in float64", apart, 0, 1e-5, "1e-5 at most", premise=True)
+    return Check(f"{backend}: difference from naive in float64", apart, 0, 1e-5, "1e-5 at most", premise=True)
 
 
 def _operations_a_pair(inputs: Sequence[Tensor], backward: bool) -> float:
@@ -219,14 +224,7 @@ def _decode(generator: torch.Generator) -> tuple[dict[int, int], dict[int, np.nd
     """By key heads: bytes of the cache, and seconds a token of all texts."""
     size, runs, token_B1 = {}, {}, torch.zeros(TEXTS, 1, dtype=torch.long)
     for heads in KEY_HEADS:
-        sizes = {
-            "n_layer": 1,
-            "n_head": 8,
-            "n_kv_head": heads,
-            "d_model": 8 * D,
-            "context_length": CONTEXT + SPARE,
-        }
-        config = Model.model_validate(sizes)
+        config = Model(n_layer=1, n_head=8, n_kv_head=heads, d_model=8 * D, context_length=CONTEXT + SPARE)
         model, cache = GPT(config, 256, generator), KVCache(config, TEXTS)
         for layer in cache.layers:
             layer.extend(*torch.randn(2, TEXTS, heads, CONTEXT, D, generator=generator))

@@ -45,6 +45,12 @@ class Check:
         return None if lowest <= self.high and self.low <= highest else False
 
 
+def near(number: float, percent: float) -> tuple[float, float, str]:
+    """The bounds of a check around a number, and how they are said."""
+    apart = abs(number) * percent / 100
+    return number - apart, number + apart, f"{number:.3g} within {percent:g} %"
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of cells below a heading; numbers are formatted already."""
@@ -72,7 +78,7 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """All checks hold, none does, or some do."""
+        """Whether all checks hold, none or some; where a premise does not, the statement does not either."""
         if any(check.premise and check.holds is not True for check in self.checks):
             return "does not hold"
         found = [check.holds for check in self.checks if not check.premise]
@@ -144,6 +150,7 @@ class Experiment:
     part: str  # of the text
     formula: str  # LaTeX
     function: Callable[[Given], Finding]
+    trainings: Sequence[str] = ()  # that it needs: names of configs in configs/ablations/
 
     @property
     def claim(self) -> str:

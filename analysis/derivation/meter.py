@@ -1,11 +1,10 @@
-"""What a computation costs: bytes that are alive or move, seconds, and the power of a size they grow with."""
+"""What a computation costs: bytes that are alive or move, and seconds."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.stats
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -61,21 +60,6 @@ def seconds(runs: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, 
             taken[name].append(clock() - start)
     torch.set_num_threads(threads)
     return {name: np.array(times[1:]) for name, times in taken.items()}
-
-
-def median(values: np.ndarray) -> tuple[float, float]:
-    """And half of its 95 % interval, by ranks, of 6 values or more: a few slow rounds move neither."""
-    middle = float(np.median(values))
-    low, high = scipy.stats.quantile_test(values, q=middle).confidence_interval(0.95)
-    return middle, float(max(middle - low, high - middle))
-
-
-def exponent(costs: Mapping[int, float]) -> tuple[float, float]:
-    """The p of `cost ~ size^p`, least squares in logarithms, and half of its 95 % interval (Student's t)."""
-    x, y = np.log([*costs]), np.log([*costs.values()])
-    p, level = np.polyfit(x, y, 1)
-    variance = ((y - p * x - level) ** 2).sum() / (len(x) - 2) / ((x - x.mean()) ** 2).sum()
-    return float(p), float(variance**0.5 * scipy.stats.t.ppf(0.975, len(x) - 2))
 
 
 def _place(x: Tensor) -> int:

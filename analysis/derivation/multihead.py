@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from analysis.derivation.drawing import COLOURS, panels
 from analysis.derivation.finding import Check, Experiment, Finding, Given, Subject, Table
+from analysis.derivation.intervals import checked
 from analysis.heads import describe_heads, untrained
 from analysis.syntax import add_syntax
 from configs.schema import Model
@@ -60,8 +61,7 @@ def hulls(given: Given) -> Finding:
     ]
     for H in HEADS[1:]:
         what, least = f"{H} heads: share of outputs outside, scores deviate by 1", 1 / far[H, 1].size
-        error = stats.t.ppf(0.975, REPEATS - 1) * share[H, 1].std(ddof=1) / math.sqrt(REPEATS)
-        checks.append(Check(what, share[H, 1].mean(), least, math.inf, "above 0", error))
+        checks.append(checked(what, share[H, 1], least, math.inf, "above 0"))
     little = ", ".join(f"{share[H, SHARPNESS[0]].mean():.0%} for {H} heads" for H in HEADS[1:])
     ranks = [int(torch.linalg.matrix_rank(_attention(H, generator).matrices()[2][0])) for H in HEADS]
     says = [

@@ -26,7 +26,6 @@ class Section:
 
     statement: Experiment
     finding: Finding
-    seconds: float
 
     @cached_property
     def pictures(self) -> dict[str, bytes]:
@@ -51,7 +50,6 @@ class Section:
             "holds": {check.what: check.holds for check in checks},
             "verdict": self.finding.verdict,
             "missing": list(self.finding.missing),
-            "seconds": round(self.seconds, 2),
         }
 
 

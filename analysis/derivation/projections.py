@@ -7,8 +7,8 @@ from torch import Tensor
 
 from analysis.derivation import ablations, untrained
 from analysis.derivation.drawing import BLUE, GREEN, GREY, RED, panels
-from analysis.derivation.finding import Experiment, Finding, Given, Table
-from analysis.derivation.repeated import checked
+from analysis.derivation.finding import Experiment, Finding, Given, Table, near
+from analysis.derivation.intervals import checked
 from model.attention import CausalSelfAttention
 
 PART = "I · Before there are Q, K and V"
@@ -36,15 +36,13 @@ def symmetry(given: Given) -> Finding:
     common: √2 · √((1 - 1/16)(1 - 1/128)) (closed form).
     """
     found = {(qk, place): _asymmetry(given, qk, place) for qk in SCORES for place in PLACES}
-    expected = math.sqrt(2 * (1 - SEQUENCES / untrained.TOKENS) * (1 - 1 / WIDTH))
+    apart = near(math.sqrt(2 * (1 - SEQUENCES / untrained.TOKENS) * (1 - 1 / WIDTH)), 3)
     checks, rows = [], []
     for (qk, place), both_R2 in found.items():
-        low, high, words = 0.0, 1e-5, "0 but for rounding"
-        if qk == "separate":
-            low, high, words = 0.97 * expected, 1.03 * expected, f"{expected:.2f} within 3 %"
-        checks.append(checked(f"asymmetry, {SCORES[qk]}, {place}", both_R2[:, 0], low, high, words))
+        expected = apart if qk == "separate" else (0.0, 1e-5, "0 but for rounding")
+        checks.append(checked(f"asymmetry, {SCORES[qk]}, {place}", both_R2[:, 0], *expected))
         rows.append([SCORES[qk], place, *(f"{x:.2f}" for x in both_R2.mean(0))])
-    table = Table("Means of eight models", ["scores", "positions", "asymmetry", "exchange"], rows)
+    table = Table("Means of eight models", ["scores", "positions", "asymmetry", "change by exchange"], rows)
     figure, (left, right) = panels(2)
     for (qk, label), colour in zip(SCORES.items(), (BLUE, GREEN, RED), strict=True):
         S_BHTT = _scores(given, 0, qk, "rotary positions", _tokens(given.generator()))
@@ -58,11 +56,12 @@ def symmetry(given: Given) -> Finding:
     right.legend(frameon=False, ncols=2)
     learned, neither, rotary = (found["tied", place].mean(0).tolist() for place in PLACES)
     says = [
-        f"Turned, the scores of tied projections have an asymmetry of {rotary[0]:.2f}: the query and the "
-        f"key of a place turn alike. Positions give them a direction all the same: to exchange two tokens "
-        f"changes their score by {rotary[1]:.2f} of itself with rotary positions, {learned[1]:.2f} with "
-        f"learned ones, {neither[1]:.2f} with neither.",
-        "Under a causal mask only one of S_ij and S_ji is used: exchange shows what symmetry costs there.",
+        f"With rotary positions the scores of tied projections have an asymmetry of {rotary[0]:.2f}: query i "
+        f"and key i are turned alike. A direction may show when two tokens change places: their score "
+        f"changes by {rotary[1]:.2f} of itself with rotary positions, {learned[1]:.2f} with learned ones, "
+        f"{neither[1]:.2f} with neither.",
+        "Under a causal mask only one of S_ij and S_ji is used; what exchange changes is what a model can "
+        "tell of the order there.",
     ]
     return Finding(checks, says, [figure], [table]) + ablations.directions(given)
 
@@ -92,9 +91,8 @@ def scored_and_carried(given: Given) -> Finding:
         )
         axes.plot(widths, found_RW.mean(0), "o", color=colour, label=label)
         expected = 1.0 if value == "key" else 32 / WIDTH
-        what, words = f"overlap at d_head = 32, {label}", f"{expected:g} within 5 %"
-        overlap_R = found_RW[:, widths.index(32)]
-        checks.append(checked(what, overlap_R, 0.95 * expected, 1.05 * expected, words, premise=True))
+        what, overlap_R = f"overlap at d_head = 32, {label}", found_RW[:, widths.index(32)]
+        checks.append(checked(what, overlap_R, *near(expected, 5), premise=True))
     axes.plot(widths, [d / WIDTH for d in widths], color=GREY, lw=1, zorder=0, label="d_head / 128")
     axes.legend(frameon=False)
     says = []
@@ -143,6 +141,8 @@ def _overlap(attentions: list[CausalSelfAttention]) -> float:
 
 
 EXPERIMENTS = [
-    Experiment(1, PART, r"x_i \cdot x_j = x_j \cdot x_i", symmetry),
-    Experiment(2, PART, r"y_i = \sum_j \mathrm{softmax}_j(s_{ij})\, W_V x_j", scored_and_carried),
+    Experiment(1, PART, r"x_i \cdot x_j = x_j \cdot x_i", symmetry, ablations.DIRECTIONS),
+    Experiment(
+        2, PART, r"y_i = \sum_j \mathrm{softmax}_j(s_{ij})\, W_V x_j", scored_and_carried, ablations.VALUES
+    ),
 ]

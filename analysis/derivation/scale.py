@@ -8,8 +8,8 @@ from torch import Tensor
 
 from analysis.derivation import ablations
 from analysis.derivation.drawing import BLUE, GREEN, GREY, RED, panels
-from analysis.derivation.finding import Check, Experiment, Finding, Given, Table
-from analysis.derivation.repeated import checked, exponents
+from analysis.derivation.finding import Check, Experiment, Finding, Given, Table, near
+from analysis.derivation.intervals import checked, exponents
 from analysis.derivation.untrained import Start, start, visible
 from model.backends import naive
 
@@ -34,12 +34,11 @@ def standard_deviation(given: Given) -> Finding:
     raw_RW, ours_RW = _dot_products(given), start(given, WIDTHS).std_RW
     checks = [checked("exponent of std(q·k) in d", exponents(WIDTHS, raw_RW), 0.49, 0.51, "0.50 ± 0.01")]
     for d in (128, 512):
-        root, std_R = math.sqrt(d), raw_RW[:, WIDTHS.index(d)]
-        expected = f"{root:.1f} within 2 %"
-        checks.append(checked(f"std(q·k) at d = {d}", std_R, 0.98 * root, 1.02 * root, expected))
+        std_R = raw_RW[:, WIDTHS.index(d)]
+        checks.append(checked(f"std(q·k) at d = {d}", std_R, *near(math.sqrt(d), 2)))
     for d, std_R in zip(WIDTHS, ours_RW.T, strict=True):
         what = f"std of our attention's scores at d_head = {d}"
-        checks.append(checked(what, std_R, 0.9, 1.1, "1 within 10 %", premise=True))
+        checks.append(checked(what, std_R, *near(1, 10), premise=True))
     figure, [axes] = panels(subplot_kw={"xlabel": "d", "ylabel": "standard deviation"})
     _against_width(axes, raw_RW, BLUE, "q·k")
     axes.plot(WIDTHS, [d**0.5 for d in WIDTHS], color=GREY, lw=1, label="√d", zorder=0)
@@ -68,15 +67,16 @@ def saturation(given: Given) -> Finding:
     norm_M, entropy_M = J_MNN.norm(dim=(1, 2)), -torch.xlogy(p_MN, p_MN).sum(-1)
     formula_MNN = p_MN.diag_embed() - p_MN.unsqueeze(2) * p_MN.unsqueeze(1)
     off = (J_MNN - formula_MNN).abs().max().item()
-    checks = [Check("Jacobian less diag(p) - p pᵀ, largest entry", off, 0, 1e-12, "0", premise=True)]
+    what = "Jacobian by automatic differentiation less diag(p) - p pᵀ, largest entry"
+    checks = [Check(what, off, 0, 1e-12, "0", premise=True)]
     for m, printed in PRINTED.items():
         off = (p_MN[2 * m] - p_MN.new_tensor(printed)).abs().max().item()
         what = f"softmax at m = {m}, largest difference from {printed}"
         checks.append(Check(what, off, 0, 0.005, "below 0.005"))
     ratio = norm_M[22].item() / (2 * math.exp(-11))
-    checks.append(Check("norm of the Jacobian at m = 11 over 2 exp(-11)", ratio, 0.99, 1.01, "1 within 1 %"))
+    checks.append(Check("norm of the Jacobian at m = 11 over 2 exp(-11)", ratio, *near(1, 1)))
     slope = (norm_M[40] / norm_M[20]).log().item() / 10
-    checks.append(Check("slope of its logarithm, m = 10 to 20", slope, -1.01, -0.99, "-1 within 1 %"))
+    checks.append(Check("slope of ln of the Jacobian's norm, m = 10 to 20", slope, *near(-1, 1)))
     figure, (left, right) = panels(2, subplot_kw={"xlabel": "multiplier m of the scores"})
     left.plot(m_M, entropy_M, color=BLUE)
     left.axhline(math.log(4), color=GREY, lw=1)
@@ -123,40 +123,32 @@ def early_gradients(given: Given) -> Finding:
             label = None if qk_norm else f"scores over {divisor}"
             _against_width(left, found.jacobian_RW, colour, label, style)
             _against_width(right, found.gradient_RW, colour, label, style)
-        what, std_R = f"std of scaled scores at d_head = 128{norm}", scaled.std_RW[:, AT_128]
-        checks.append(checked(what, std_R, 0.9, 1.1, "1 within 10 %", premise=True))
-        what = "exponent of the Jacobian norm in d_head,"
-        flat_R, falling_R = (exponents(WIDTHS, found.jacobian_RW) for found in (scaled, bare))
-        checks.append(checked(f"{what} scaled{norm}", flat_R, -0.05, 0.05, "0 ± 0.05"))
-        checks.append(checked(f"{what} not scaled{norm}", falling_R, -math.inf, 0, "below 0"))
-        what = f"at d_head = 128, not scaled over scaled{norm}"
-        over_c_R, itself_R = (
-            getattr(bare, name)[:, AT_128] / getattr(scaled, name)[:, AT_128]
-            for name in ("over_c_RW", "gradient_RW")
-        )
-        checks.append(checked(f"|∂L/∂W_q| / c {what}", over_c_R, 0, 1, "below 1"))
-        checks.append(checked(f"|∂L/∂W_q| {what}", itself_R, 0, 1, "below 1"))
-    for scale, divisor in (("sqrt", "√d_head"), ("none", "1")):
-        rows.append(["GPT-2's", divisor, *_cells(start(given, [128], scale=scale, init="gpt2"), 0)])
+        checks += _early_checks(scaled, bare, norm)
+    scaled_gpt2, gpt2 = (start(given, [128], scale=scale, init="gpt2") for scale in ("sqrt", "none"))
+    rows += [["GPT-2's", "√d_head", *_cells(scaled_gpt2, 0)], ["GPT-2's", "1", *_cells(gpt2, 0)]]
     left.plot(WIDTHS[2:], [2 * d**-0.5 for d in WIDTHS[2:]], ":", color=GREY, label="exponent -1/2")
     left.set(ylabel="mean norm of the Jacobian", ylim=(0.03, 0.5))
     left.set_yticks([0.05, 0.1, 0.2, 0.4], ["0.05", "0.1", "0.2", "0.4"])
     left.legend(frameon=False, loc="lower left", title="dashed: QK-norm")
     right.set(ylabel="|∂L/∂W_q|")
     right.set_yticks([0.3, 1, 3], ["0.3", "1", "3"])
-    columns = ["initialisation", "scores over", "std of scores", "norm of the Jacobian", "below 0.01"]
+    columns = ["initialisation", "scores over", "std of scores", "norm of the Jacobian", "share below 0.01"]
     table = Table("At d_head = 128", [*columns, "|∂L/∂W_q|", "the same over c"], rows)
     fall, rise = (
         exponents(WIDTHS[AT_128:], numbers_RW[:, AT_128:]).mean()
         for numbers_RW in (bare.jacobian_RW, bare.gradient_RW)
     )
+    dead, dead_scaled, dead_gpt2 = (
+        f"{found.dead_RW[:, width].mean():.0%}"
+        for found, width in ((bare, AT_128), (scaled, AT_128), (gpt2, 0))
+    )
     says = [
         f"Without the scale, from d_head = 128 on and with QK-norm, the norm of the Jacobian goes as d_head "
-        f"to the power of {fall:.2f} and the gradient of W_q as {rise:+.2f}.",
-        f"What saturates is some of the queries: at d_head = 128 the Jacobian of {rows[3][4]} of them has a "
-        f"norm below 0.01, of {rows[2][4]} with the scale; the others carry the gradient.",
+        f"to the power of {fall:.2f} and the gradient of W_q as d_head to the power of {rise:.2f}.",
+        f"What saturates is some of the queries: at d_head = 128, with QK-norm, {dead} of them have a "
+        f"Jacobian with a norm below 0.01, {dead_scaled} with the scale; the others carry the gradient.",
         f"As GPT-2 is initialised, queries and keys vary less: scores at d_head = 128 have a standard "
-        f"deviation of {rows[5][2]} without the scale, and {rows[5][4]} of the queries saturate.",
+        f"deviation of {gpt2.std_RW.mean():.2f} without the scale, and {dead_gpt2} of the queries saturate.",
     ]
     return Finding(checks, says, [figure], [table]) + ablations.learning(given)
 
@@ -175,16 +167,15 @@ def initial_variance(given: Given) -> Finding:
     for sigma, colour in ((0.5, GREEN), (1.0, BLUE), (2.0, RED)):
         raw_RW = _dot_products(given, sigma)
         ratio_R = raw_RW[:, AT_128] / math.sqrt(128)
-        low, high, expected = 0.98 * sigma**2, 1.02 * sigma**2, f"{sigma**2:g} within 2 %"
-        checks.append(checked(f"std(q·k) / √d at σ = {sigma:g}, d = 128", ratio_R, low, high, expected))
-        what, low, high = f"our attention's, W_q and W_k times {sigma:g}", 0.95 * sigma**2, 1.05 * sigma**2
+        checks.append(checked(f"std(q·k) / √d at σ = {sigma:g}, d = 128", ratio_R, *near(sigma**2, 2)))
         std_R = start(given, [128], sigma).std_RW[:, 0]
-        checks.append(checked(what, std_R, low, high, f"{sigma**2:g} within 5 %", premise=True))
+        what = f"std of our attention's scores, W_q and W_k times {sigma:g}"
+        checks.append(checked(what, std_R, *near(sigma**2, 5), premise=True))
         _against_width(axes, raw_RW, colour, f"σ = {sigma:g}")
         axes.plot(WIDTHS, [sigma**2 * d**0.5 for d in WIDTHS], color=GREY, lw=1, zorder=0)
-    gpt2_R, small = start(given, [128], init="gpt2").std_RW[:, 0], 256 * 0.02**2
-    what, expected = "our attention's with GPT-2's initialisation", f"{small:.3f} within 5 %"
-    checks.append(checked(what, gpt2_R, 0.95 * small, 1.05 * small, expected))
+    gpt2_R = start(given, [128], init="gpt2").std_RW[:, 0]
+    what = "std of our attention's scores, initialised as GPT-2"
+    checks.append(checked(what, gpt2_R, *near(256 * 0.02**2, 5)))
     axes.legend(frameon=False, title="lines: σ²√d")
     normed = start(given, [128], 2.0, qk_norm=True).std_RW.mean()
     says = [f"With QK-norm, W_q and W_k times 2 leave scores over √d a standard deviation of {normed:.2f}."]
@@ -199,7 +190,11 @@ EXPERIMENTS = [
         4, PART, r"\partial\,\mathrm{softmax}(z) / \partial z = \mathrm{diag}(p) - p p^\top", saturation
     ),
     Experiment(
-        5, PART, r"\partial L / \partial q_i = c \sum_j (\partial L / \partial s_{ij})\, k_j", early_gradients
+        5,
+        PART,
+        r"\partial L / \partial q_i = c \sum_j (\partial L / \partial s_{ij})\, k_j",
+        early_gradients,
+        [*ablations.NORMED, *ablations.UNNORMED],
     ),
     Experiment(6, PART, r"\mathrm{std}(q \cdot k) = \sigma^2 \sqrt{d}", initial_variance),
 ]
@@ -228,3 +223,22 @@ def _against_width(axes: Any, y_RW: Tensor, colour: str, label: str | None, styl
     axes.loglog(WIDTHS, y_RW.mean(0), f"o{style}", color=colour, label=label)
     axes.set_xticks(WIDTHS, WIDTHS)
     axes.minorticks_off()
+
+
+def _early_checks(scaled: Start, bare: Start, norm: str) -> list[Check]:
+    """Of what there is with the scale and without it, by width."""
+    flat_R, falling_R = (exponents(WIDTHS, found.jacobian_RW) for found in (scaled, bare))
+    over_c_R, itself_R = (
+        getattr(bare, name)[:, AT_128] / getattr(scaled, name)[:, AT_128]
+        for name in ("over_c_RW", "gradient_RW")
+    )
+    power = "exponent of the Jacobian norm in d_head,"
+    ratio = f"without the scale over with it, d_head = 128{norm}"
+    std_R = scaled.std_RW[:, AT_128]
+    return [
+        checked(f"std of scaled scores at d_head = 128{norm}", std_R, *near(1, 10), premise=True),
+        checked(f"{power} scaled{norm}", flat_R, -0.05, 0.05, "0 ± 0.05"),
+        checked(f"{power} not scaled{norm}", falling_R, -math.inf, 0, "below 0"),
+        checked(f"|∂L/∂W_q| / c {ratio}", over_c_R, 0, 1, "below 1"),
+        checked(f"|∂L/∂W_q| {ratio}", itself_R, 0, 1, "below 1"),
+    ]

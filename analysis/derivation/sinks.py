@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from analysis.derivation.ablations import compare, found, line
 from analysis.derivation.finding import Experiment, Finding, Given
+from analysis.derivation.multihead import PART
 from analysis.derivation.streaming import streaming
 
 LABEL = 0.3  # weight on BOS from which on analysis/heads.py calls a head a sink
@@ -38,5 +39,4 @@ def interventions(given: Given) -> Finding:
     return finding
 
 
-PART = "IV · What several heads do"
-EXPERIMENTS = [Experiment(11, PART, r"\sum_j A_{ij} = 1", sinks)]
+EXPERIMENTS = [Experiment(11, PART, r"\sum_j A_{ij} = 1", sinks, [NONE, *ELSEWHERE])]

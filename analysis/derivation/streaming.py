@@ -12,8 +12,8 @@ from tqdm import tqdm
 
 from analysis.derivation.drawing import BLUE, GREEN, GREY, RED, YELLOW, panels
 from analysis.derivation.finding import Check, Finding, Given, Subject, Table
+from analysis.derivation.intervals import mean
 from analysis.probes import Probe, look, token_losses
-from analysis.resampling import student
 from configs.screen import looks
 from model.cache import KVCache, LayerCache
 from model.transformer import GPT
@@ -127,9 +127,9 @@ def judge(subject: Subject, w: int, sink: float, losses: dict[str, Tensor]) -> F
         Check(f"{name}: nats lost without the first entries", drop[0], 0.4, math.inf, "0.4 or more", drop[1])
     ]
     controls = [("the window read anew", 0.03, anew), ("dense attention", 0.08, dense)]
-    for what, most, (mean, error) in controls[: 2 if context >= T else 1]:
+    for what, most, (more, error) in controls[: 2 if context >= T else 1]:
         limit = f"{most} at most"
-        checks.append(Check(f"{name}: nats of four kept above {what}", mean, -math.inf, most, limit, error))
+        checks.append(Check(f"{name}: nats of four kept above {what}", more, -math.inf, most, limit, error))
     says = [
         f"{name}: heads put {sink:.2f} of their weight on the first token. A cache of {w + 4} places "
         f"without it costs {drop[0]:.3f} ± {drop[1]:.3f} nats a token; one kept entry in place of four costs "
@@ -143,8 +143,8 @@ def judge(subject: Subject, w: int, sink: float, losses: dict[str, Tensor]) -> F
             f"and is {-dense[0]:.3f} ± {dense[1]:.3f} nats worse than the cache with four kept."
         )
     cells = [
-        [f"{a}, above {b}", f"{mean:+.3f}", f"{error:.3f}"]
-        for (a, b), (mean, error) in zip(pairs, found, strict=True)
+        [f"{a}, above {b}", f"{more:+.3f}", f"{error:.3f}"]
+        for (a, b), (more, error) in zip(pairs, found, strict=True)
     ]
     title = f"{name}: difference in loss, tokens {2 * w:,} to {T:,} of {B} texts, {w + 4} places"
     table = Table(title, ["", "nats a token", "± (95 %)"], cells)
@@ -154,9 +154,7 @@ def judge(subject: Subject, w: int, sink: float, losses: dict[str, Tensor]) -> F
 def _beyond(difference_BT: Tensor, w: int) -> tuple[float, float]:
     """Mean past two windows and half of its 95 % interval, of blocks of `w` places: neighbours are alike."""
     blocks = difference_BT[:, 2 * w :].double().split(w, dim=1)
-    means = torch.cat([block.nanmean(dim=1) for block in blocks])
-    n = len(means)
-    return means.mean().item(), student(n - 1) * means.std().item() / math.sqrt(n)
+    return mean(torch.cat([block.nanmean(dim=1) for block in blocks]))
 
 
 def _drawn(context: int, w: int, losses: dict[str, Tensor]) -> Figure:

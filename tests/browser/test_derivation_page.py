@@ -27,8 +27,8 @@ def test_the_page_shows_all_sections_with_pictures_and_formulas_and_asks_for_not
     finding = Finding(checks, [MARK], [panels()[0], panels(2)[0]], [Table(MARK, ["a", MARK], [["1", MARK]])])
     missing = Finding(missing=[f"{MARK}: `command --{MARK}`"])
     sections = [
-        Section(Experiment(3, "II", r"\frac{a}{b} = \sum_{i=1}^{d} x_i", measured), finding, 0.5),
-        Section(Experiment(11, "IV", r"\sum_j A_{ij} = 1", unmeasured), missing, 0.0),
+        Section(Experiment(3, "II", r"\frac{a}{b} = \sum_{i=1}^{d} x_i", measured), finding),
+        Section(Experiment(11, "IV", r"\sum_j A_{ij} = 1", unmeasured), missing),
     ]
     (tmp_path / "page.html").write_text(page(sections), encoding="utf-8")
     shown = open_page(tmp_path / "page.html")

@@ -10,7 +10,7 @@ from latex2mathml.converter import convert
 from analysis.derivation import statements
 from analysis.derivation.drawing import panels
 from analysis.derivation.finding import Check, Experiment, Finding
-from analysis.derivation.statements import STATEMENTS, TRAININGS
+from analysis.derivation.statements import STATEMENTS
 from configs import UserError
 from scripts import derive
 from tests.runs.tiny import contents, start
@@ -38,7 +38,7 @@ def test_fourteen_statements_say_what_they_claim_how_it_is_measured_and_what_wou
 
 
 def test_every_config_of_the_trainings_is_that_of_a_statement_and_all_take_sixty_runs():
-    named = {name for names in TRAININGS.values() for name in names}
+    named = {name for statement in STATEMENTS for name in statement.trainings}
     assert named == {path.stem for path in CONFIGS.glob("*.yaml")}
     assert len(named) * len(derive.SEEDS) <= 60
     assert len({*derive.SEEDS}) == 3
@@ -116,7 +116,7 @@ def test_results_go_to_a_folder_and_never_to_a_file(tmp_path):
 
 
 def test_a_trained_model_is_looked_at_and_its_folder_left_as_it_is(tmp_path, capsys):
-    run = start(tmp_path / "run")
+    run = start(tmp_path)
     before = contents(run)
     serve("--only", "2,10,11", "--run", run, "--out", tmp_path / "out")
     assert contents(run) == before

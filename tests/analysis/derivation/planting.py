@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
-from analysis.derivation.finding import Finding
+from analysis.derivation.finding import Finding, Given
 from model.attention import CausalSelfAttention
+
+GIVEN = Given(find_nonfinite=lambda *_: "")
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> None:

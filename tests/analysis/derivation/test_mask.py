@@ -35,8 +35,8 @@ def test_the_text_is_right_about_the_fill_and_wrong_about_the_row_with_all_maske
     assert masked.verdict == "holds in part"
     assert [what for what, holds in holding(masked).items() if not holds] == [
         "fp16: masked_fill takes -1e9 (1) or refuses it (0)",
-        "-1e9, all hidden, bf16: share of weights that are NaN",
-        "-inf, all hidden, bf16: share of weights that are NaN",
+        "filled with -1e9, all keys hidden, bf16: share of weights that are NaN",
+        "filled with -inf, all keys hidden, bf16: share of weights that are NaN",
     ]
     assert all(check.holds for check in masked.checks if check.premise)
 
@@ -93,7 +93,7 @@ def test_a_mask_that_is_off_by_one_changes_the_verdict(places, verdict, monkeypa
     wrong = {
         check.what.split(":")[0]: check.measured
         for check in finding.checks
-        if "against the mask" in check.what
+        if "the mask gets wrong" in check.what
     }
     # One more of each row but the last, one less of each.
     pairs = {0: 0, 1: S - 1, -1: S}[places]
@@ -116,8 +116,8 @@ def test_rows_that_see_nothing_and_are_not_zero_change_the_verdict(monkeypatch):
     finding = masks(GIVEN)
     assert finding.verdict == "does not hold"
     assert {check.what for check in finding.checks if check.premise and not check.holds} == {
-        "ours, all hidden: largest weight or gradient",
-        "ours, padded text: rows of a GPT that are NaN",
+        "ours, all keys hidden: largest weight or gradient",
+        "ours, padded text: outputs of layers that are NaN",
     }
 
 
@@ -133,14 +133,14 @@ def test_gradients_that_reach_what_a_row_of_padding_does_not_see_change_the_verd
     finding = masks(GIVEN)
     assert finding.verdict == "does not hold"
     (failing,) = [check for check in finding.checks if check.premise and not check.holds]
-    assert failing.what.startswith("ours, all hidden")
+    assert failing.what.startswith("ours, all keys hidden")
 
 
 def test_the_assertion_finds_what_comes_by_queries_and_keys_and_the_guard_finds_all():
     finding = guards(GIVEN)
     assert finding.verdict == "holds in part"
     shares = [check.measured for check in finding.checks]
-    assert shares == [2 / 5, 1, 1, 1]  # W_q and W_k of five
+    assert shares == [1, 1, 0, 0, 0, 1, 1, 1]  # W_q and W_k of five; the layer, the tensor and the head
     (axes,) = finding.figures[0].axes
     named = {text.get_position(): text.get_text() for text in axes.texts}
     last = max(layer for layer, _ in named)
@@ -159,9 +159,9 @@ def test_the_assertion_finds_what_comes_by_queries_and_keys_and_the_guard_finds_
 )
 def test_a_guard_that_names_less_is_told(guard, lost):
     finding = guards(Given(guard))
-    failing = [check.what for check in finding.checks if not check.holds]
-    assert failing[0].startswith("the assertion")
-    assert [what.partition(":")[0].rpartition(" ")[2] for what in failing[1:]] == lost
+    assert finding.verdict == "does not hold"
+    failing = [check.what for check in finding.checks if check.premise and not check.holds]
+    assert failing == [f"share of NaN whose {what} our guard names" for what in lost]
 
 
 def test_a_guard_that_names_nothing_changes_the_verdict():

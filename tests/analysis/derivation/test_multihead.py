@@ -1,5 +1,7 @@
 """Hulls against points whose distance is known, attention that leaves them, heads at depths made up."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,16 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from analysis.derivation import multihead
-from analysis.derivation.finding import Finding, Given, Subject
+from analysis.derivation.finding import Finding, Subject
 from analysis.derivation.multihead import depths, distance, hulls
 from configs.schema import Model
 from data.treebank import Sentence, Word
 from model.backends import BACKENDS, naive
 from model.transformer import GPT
+from tests.analysis.derivation.planting import GIVEN
 from tests.analysis.derivation.test_mask import lets_through
-from training.guards import first_nonfinite
-
-GIVEN = Given(first_nonfinite)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def look(monkeypatch):
         heads = [{"layer": layer, "labels": [label]} for label, layers in labels.items() for layer in layers]
         monkeypatch.setattr(multihead, "describe_heads", lambda *given: {"heads": heads})
         monkeypatch.setattr(multihead, "add_syntax", lambda *given: None)
-        return depths(Given(first_nonfinite, subjects=[subject(**options)]))
+        return depths(replace(GIVEN, subjects=[subject(**options)]))
 
     return found
 

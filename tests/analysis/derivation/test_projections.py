@@ -1,22 +1,21 @@
 """Before there are Q, K and V: what is symmetric, and what one vector for two purposes shares."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from analysis.derivation import projections, untrained
-from analysis.derivation.finding import Given, Subject
+from analysis.derivation.finding import Subject
 from model.positions import Rotary
-from tests.analysis.derivation.planting import failed, plant
+from tests.analysis.derivation.planting import GIVEN, failed, plant
 from tests.model.models import build, build_random
-
-GIVEN = Given(find_nonfinite=lambda *_: "")
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_scores_are_symmetric_until_queries_and_keys_are_projected_apart(seed):
-    finding = projections.symmetry(Given(lambda *_: "", seed))
+    finding = projections.symmetry(replace(GIVEN, seed=seed))
     assert finding.verdict == "holds"
     assert [check.measured > 1 for check in finding.checks] == [False] * 6 + [True] * 3
 
@@ -96,7 +95,7 @@ def test_the_overlap_is_that_of_projections_onto_the_subspaces():
 def test_trained_models_are_told_beside_chance():
     gpt = build("studied", d_head=6)  # values are keys
     subject = Subject("small", "--run small", gpt, None, torch.zeros(1), None, False, 1)
-    [says] = projections.scored_and_carried(Given(lambda *_: "", subjects=[subject])).says
+    [says] = projections.scored_and_carried(replace(GIVEN, subjects=[subject])).says
     assert says == "small: overlap 1.00, by chance 0.25."
 
 

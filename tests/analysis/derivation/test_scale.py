@@ -1,17 +1,15 @@
 """Where sqrt(d) comes from: verdicts follow from our attention, and change when the attention is broken."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from analysis.derivation import scale, untrained
-from analysis.derivation.finding import Given
 from data.synthetic import Repeats
 from model.backends import naive
-from tests.analysis.derivation.planting import failed, plant
-
-GIVEN = Given(find_nonfinite=lambda *_: "")
+from tests.analysis.derivation.planting import GIVEN, failed, plant
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +20,7 @@ def three_widths(monkeypatch):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_dot_products_spread_as_the_root_of_d_and_our_scores_not_at_all(seed):
-    finding = scale.standard_deviation(Given(lambda *_: "", seed))
+    finding = scale.standard_deviation(replace(GIVEN, seed=seed))
     assert finding.verdict == "holds"
     slope, at_128, at_512, *ours = finding.checks
     assert slope.measured == pytest.approx(0.5, abs=0.01)
@@ -63,7 +61,7 @@ def test_a_softmax_at_twice_the_temperature_is_late_to_saturate(monkeypatch):
     monkeypatch.setattr(naive, "softmax", lambda s_BHTS: exact(s_BHTS / 2))
     finding = scale.saturation(GIVEN)
     assert finding.verdict == "does not hold"
-    assert "slope of its logarithm, m = 10 to 20" in failed(finding)
+    assert "slope of ln of the Jacobian's norm, m = 10 to 20" in failed(finding)
 
 
 def test_a_softmax_that_passes_no_gradient_on_fails_the_premise(monkeypatch):
@@ -71,15 +69,15 @@ def test_a_softmax_that_passes_no_gradient_on_fails_the_premise(monkeypatch):
     monkeypatch.setattr(naive, "softmax", lambda s_BHTS: exact(s_BHTS.detach() + 0 * s_BHTS))
     finding = scale.saturation(GIVEN)
     assert finding.verdict == "does not hold"
-    assert failed(finding)[0].startswith("Jacobian less")
+    assert failed(finding)[0].startswith("Jacobian by automatic")
 
 
 def test_without_the_scale_the_jacobian_falls_but_the_gradient_of_the_queries_rises():
     finding = scale.early_gradients(GIVEN)
     assert finding.verdict == "holds in part"
     assert failed(finding) == [
-        "|∂L/∂W_q| at d_head = 128, not scaled over scaled",
-        "|∂L/∂W_q| at d_head = 128, not scaled over scaled, QK-norm",
+        "|∂L/∂W_q| without the scale over with it, d_head = 128",
+        "|∂L/∂W_q| without the scale over with it, d_head = 128, QK-norm",
     ]
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.derivation.finding import Given, Subject
+from analysis.derivation.finding import Subject
 from analysis.derivation.streaming import ANEW, DENSE, DROPPED, FOUR, LENGTH, ONE, judge, losses, streaming
 from configs.schema import Model
 from model.cache import LayerCache
 from model.transformer import GPT
+from tests.analysis.derivation.planting import GIVEN
 from tests.model.models import VOCAB, build_random, tokens
 from tests.model.test_rolling_cache import masked
 
 BOS = VOCAB - 1
-GIVEN = Given(find_nonfinite=lambda *_: "")
 
 
 def rests_on_bos(**changes) -> GPT:
@@ -73,7 +74,7 @@ def test_losses_are_those_of_one_masked_forward_pass_and_of_windows_read_by_them
 
 
 def test_a_head_that_rests_on_the_first_token_is_lost_without_it():
-    found = streaming(Given(lambda *_: "", subjects=[subject(rests_on_bos())]))
+    found = streaming(replace(GIVEN, subjects=[subject(rests_on_bos())]))
     assert found.verdict == "holds"
     assert found.checks[0].measured > 5
     assert len(found.checks) == 2  # dense attention past its context is no measure
@@ -85,7 +86,7 @@ def test_where_softmax_has_another_place_to_rest_nothing_is_lost():
     model = rests_on_bos(sink="learned")
     with torch.no_grad():
         model.attentions()[0].sink_H.fill_(300.0)
-    found = streaming(Given(lambda *_: "", subjects=[subject(model)]))
+    found = streaming(replace(GIVEN, subjects=[subject(model)]))
     assert found.verdict == "not measured"
     assert "too little" in " ".join(found.says)
     assert found.tables[0].rows[0][1] == "+0.000"
@@ -99,7 +100,7 @@ def test_a_cache_that_drops_what_it_should_keep_changes_the_verdict(monkeypatch)
         return extend(self, k, v)
 
     monkeypatch.setattr(LayerCache, "extend", drop)
-    found = streaming(Given(lambda *_: "", subjects=[subject(rests_on_bos())]))
+    found = streaming(replace(GIVEN, subjects=[subject(rests_on_bos())]))
     assert found.verdict == "does not hold"
 
 
@@ -145,7 +146,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say_where_neighbours_are_alik
     ],
 )
 def test_what_cannot_be_streamed_is_told(model, length, told):
-    found = streaming(Given(lambda *_: "", subjects=[subject(model, length)]))
+    found = streaming(replace(GIVEN, subjects=[subject(model, length)]))
     assert told in found.missing[0]
     assert found.verdict == "not measured"
 

@@ -1,5 +1,6 @@
 """Verdicts on trainings follow from their numbers, seed by seed; what is not trained is not measured."""
 
+from dataclasses import replace
 from math import log
 from operator import sub
 
@@ -8,6 +9,7 @@ from scipy import stats
 
 from analysis.derivation import ablations, sinks
 from analysis.derivation.finding import Given
+from tests.analysis.derivation.planting import GIVEN
 from training.sweep import CONFIGS
 
 bigram_loss = ablations.bigram_loss
@@ -29,7 +31,7 @@ def runs(seeds=(1, 2, 3), **numbers: float) -> list[dict]:
 
 
 def given(**trained: list[dict]) -> Given:
-    return Given(lambda *_: "", trained=trained)
+    return replace(GIVEN, trained=trained)
 
 
 SEPARATE = {"loss": 2.2, "repeat_loss_2": 0.1, "induction": 0.6, "learned_early": 2.2}
