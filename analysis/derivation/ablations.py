@@ -21,7 +21,7 @@ HARDLY = 0.25  # of what is learned with the scale
 COLUMNS = {  # of a finished run
     "loss": "validation loss, nats",
     "repeat_loss_2": "loss on a second repeat, nats",
-    "learned_early": "learned half-way, nats",
+    "learned_early": "training loss fallen half-way, nats",
     "induction": "best induction head",
     "previous": "best previous-token head",
     "current": "weight on the token itself",
@@ -120,19 +120,23 @@ def found(
         return Finding(missing=missing)
     rows = [[name, *(_mean([run[key] for run in runs]) for key in keys)] for name, runs in trained.items()]
     columns = ["config", *(COLUMNS[key] for key in keys)]
-    table = Table("Trainings, mean ± standard error over seeds", columns, rows)
+    title = "Trainings of configs/ablations/, mean ± standard error over seeds (above, a point a run)"
+    table = Table(title, columns, rows)
     return Finding(checks, says, [draw(trained, keys[:2])], [table], missing)
 
 
 def draw(trained: Mapping[str, Seeds], keys: Sequence[str]) -> Figure:
-    """A point a run; dashed: the means of the settings that others are compared with."""
+    """A point a run; dashed: the mean of a setting, as far as the settings go that are compared with it."""
     figure, axes = panels(len(keys))
+    names = [*trained]
     for ax, key in zip(axes, keys, strict=True):
-        for name, runs in trained.items():
-            values, place = [run[key] for run in runs], name.replace("_", "\n")
-            ax.plot([place] * len(values), values, "o", color=COLOURS[name not in BASES], alpha=0.7)
+        for x, name in enumerate(names):
+            values = [run[key] for run in trained[name]]
+            ax.plot([x] * len(values), values, "o", color=COLOURS[name not in BASES], alpha=0.7)
             if name in BASES:
-                line(ax, mean(values), f"mean of {name}")
+                end = next((i for i in range(x + 1, len(names)) if names[i] in BASES), len(names))
+                ax.hlines(mean(values), x - 0.3, end - 0.7, GREY, "--", lw=1, zorder=0)
+        ax.set_xticks(range(len(names)), [name.replace("_", "\n") for name in names])
         ax.set_ylabel(COLUMNS[key])
     return figure
 

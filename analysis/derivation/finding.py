@@ -88,6 +88,18 @@ class Finding:
             return "holds"
         return "holds in part" if any(found) else "does not hold"
 
+    @property
+    def tally(self) -> str:
+        """What the verdict rests on: "Checks: 2 hold, 1 undecided."; nothing without checks."""
+        found = [check.holds for check in self.checks if not check.premise]
+        if not found:
+            return ""
+        counts = {"hold": found.count(True), "fail": found.count(False), "undecided": found.count(None)}
+        words = f"Checks: {', '.join(f'{n} {what}' for what, n in counts.items() if n)}."
+        if broken := sum(check.premise and check.holds is not True for check in self.checks):
+            words += f" Premises that do not hold: {broken}."
+        return words + (" A part is not measured: see below." if self.missing else "")
+
 
 @dataclass(frozen=True)
 class Subject:

@@ -14,10 +14,12 @@ ELSEWHERE = ["sink_zero", "sink_learned", "sink_gate", "sink_zero_fast", "sink_z
 
 def sinks(given: Given) -> Finding:
     """Attention sinks exist because softmax must sum to 1: weight that a head has no use for needs a place.
+    This is why streaming inference must not drop the first keys and values.
 
     Method: one layer of one head on Bigram-Backcopy, where it has work to do after three trigger tokens only:
     as it is; with one more outcome of the softmax that has no value, of score 0 or learned; with a gate that
-    turns the head's output off. The first of these also at four times the rate and with rotary positions.
+    turns the head's output off. The first of these also at four times the rate and with rotary positions; all
+    have biases. A trained model reads far past its window, the first entries of its cache kept or dropped.
 
     Expected: a weight on BOS of at least 0.3 as it is, the premise, and of less in each other case
     (Miller 2023; Guo et al. 2024, 2410.13835; Gu et al. 2024, 2410.10781; Qiu et al. 2025, 2505.06708).

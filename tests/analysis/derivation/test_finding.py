@@ -53,6 +53,15 @@ def test_the_verdict_says_whether_all_checks_hold_none_or_some():
     assert Finding([UNDECIDED]).verdict == Finding().verdict == "not measured"
 
 
+def test_what_a_verdict_rests_on_is_told_so_that_undecided_is_not_read_as_refuted():
+    assert Finding([HOLDS, HOLDS, UNDECIDED]).tally == "Checks: 2 hold, 1 undecided."
+    assert Finding([HOLDS, FAILS]).tally == "Checks: 1 hold, 1 fail."
+    assert Finding([HOLDS], missing=["more"]).tally == "Checks: 1 hold. A part is not measured: see below."
+    broken = check(2.5, premise=True)
+    assert Finding([HOLDS, broken]).tally == "Checks: 1 hold. Premises that do not hold: 1."
+    assert Finding([check(1.5, premise=True)], missing=["all"]).tally == ""
+
+
 def test_no_order_of_checks_changes_the_verdict():
     for checks in product([HOLDS, FAILS, UNDECIDED], repeat=3):
         assert Finding(checks).verdict == Finding(checks[::-1]).verdict

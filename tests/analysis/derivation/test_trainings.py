@@ -46,6 +46,16 @@ AS_CLAIMED = {
 }
 
 
+def test_a_mean_is_drawn_as_far_as_the_settings_that_are_compared_with_it():
+    trained = {"separate": runs(loss=2.2), "qk_tied": runs(loss=2.3), "learned": runs(loss=2.4)}
+    (axes,) = ablations.draw(trained, ["loss"]).axes
+    ends = [
+        [[round(float(x), 2) for x in point] for point in line.get_segments()[0]] for line in axes.collections
+    ]
+    assert ends == [[[-0.3, 2.22], [1.3, 2.22]], [[1.7, 2.42], [2.3, 2.42]]]
+    assert not axes.texts
+
+
 def verdicts(**other: dict) -> dict[str, str]:
     """Of all parts where the trainings come out as the text claims, but for `other` settings."""
     trained = {name: runs(**numbers) for name, numbers in {**AS_CLAIMED, **other}.items()}
