@@ -182,6 +182,8 @@ def _by_third(subject: Subject, layers: dict[str, list[int]]) -> Finding:
 def _prepositions(sentences: Sequence[Sentence]) -> list[Check]:
     words = [(n, word) for sentence in sentences for n, word in enumerate(sentence.words)]
     arcs = [(n, word.head) for n, word in words if word.relation == "case" and word.head is not None]
+    if not arcs:
+        return []
     what = f"share of {len(arcs)} prepositions whose object a causal model lets them see"
     return [_share(what, sum(head < n for n, head in arcs), len(arcs), 0.5)]
 

@@ -134,7 +134,7 @@ def test_the_report_of_a_run_is_not_replaced(tmp_path):
 
 
 def test_a_trained_model_is_looked_at_and_its_folder_left_as_it_is(tmp_path, capsys):
-    run = start(tmp_path / "run")
+    run = start(tmp_path)
     before = contents(run)
     serve("--only", "2,10,11", "--run", run, "--out", tmp_path / "out")
     assert contents(run) == before
