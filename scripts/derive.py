@@ -4,6 +4,7 @@ Writes report.html, results.json and the pictures. Alone it needs no data and ta
 trained model (--run, --model) and short trainings (--train) measure the rest.
 """
 
+import os
 import sys
 import textwrap
 from argparse import ArgumentTypeError, Namespace
@@ -33,6 +34,13 @@ def statements(words: str) -> list[int]:
     return numbers
 
 
+def seed(word: str) -> int:
+    """What PyTorch takes for one, for argparse."""
+    if not -(2**63) <= (number := int(word)) < 2**63:
+        raise ArgumentTypeError("give a whole number of 63 bits")
+    return number
+
+
 PARSER = Parser(prog="python -m scripts.derive", description=__doc__, allow_abbrev=False)
 add = PARSER.add_argument
 add("--only", type=statements, metavar="N,N", help=f"some of the statements 1 to {LAST} (default: all)")
@@ -42,9 +50,9 @@ add("--model", type=Path, metavar="DIR_OR_GGUF", help=about)
 add("--corpus", type=Path, metavar="FILE", help="--model: text it reads (default: the embedded plays)")
 about = "--run, --model: a treebank, for syntactic heads"
 add("--treebank", type=Path, metavar="CONLLU", help=about)
-about = "the short trainings that are not there yet, half an hour for all; goes on where it was stopped"
+about = "the short trainings that are not there yet, a quarter of an hour; goes on where it was stopped"
 add("--train", action="store_true", help=about)
-add("--seed", type=int, default=1, metavar="S", help="of what is drawn at random (default: 1)")
+add("--seed", type=seed, default=1, metavar="S", help="of what is drawn at random (default: 1)")
 about = "folder to write to, trainings too (default: runs/derivation)"
 add("--out", type=Path, default=Path("runs/derivation"), metavar="DIR", help=about)
 
@@ -57,6 +65,8 @@ def main(given: Namespace) -> None:
         raise UserError("--treebank goes with --run or --model: there are no heads to look at")
     if given.out.exists() and not given.out.is_dir():
         raise UserError(f"--out {given.out} is a file: give a folder")
+    if (given.out / "config.yaml").exists():
+        raise UserError(f"--out {given.out} is a run, whose report.html would be replaced: give another")
     if given.run:
         load_config(given.run)  # refuses a folder that is no run ahead of the slow imports
 
@@ -70,6 +80,7 @@ def main(given: Namespace) -> None:
 
     asked = [statement for statement in STATEMENTS if given.only is None or statement.number in given.only]
     subjects = _subjects(given)
+    _make(given.out)  # ahead of what takes minutes
     names = dict.fromkeys(name for statement in asked for name in statement.trainings)
     trained = (sweep if given.train else finished)(names, SEEDS, given.out)
     known, sections = Given(first_nonfinite, given.seed, subjects, trained), []
@@ -79,14 +90,22 @@ def main(given: Namespace) -> None:
             sections.append(Section(statement, finding))
             claim = textwrap.shorten(statement.claim, 90, placeholder=" ...")
             tqdm.write(f"{statement.number:>2}  {finding.verdict:<13}  {claim}")
-    for missing in dict.fromkeys(line for section in sections for line in section.finding.missing):
-        print(f"not measured: {missing}")
     try:
-        given.out.mkdir(parents=True, exist_ok=True)
         files = write(given.out, sections)
     except OSError as error:
         raise UserError(f"cannot write {error.filename or given.out}: {error.strerror}") from None
+    for missing in dict.fromkeys(line for section in sections for line in section.finding.missing):
+        print(f"not measured: {missing}")
     print(f"{given.out}: {', '.join(files[:2])}, {len(files) - 2} pictures")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write {folder}: it may not be written to")
 
 
 def _subjects(given: Namespace) -> "list[Subject]":
@@ -94,23 +113,23 @@ def _subjects(given: Namespace) -> "list[Subject]":
     from model.published import open_published
     from training.runs import load_published_run, load_run
 
-    sentences = read_treebank(given.treebank) if given.treebank else None
+    sentences, name = (read_treebank(given.treebank), given.treebank.name) if given.treebank else (None, "")
     found = []
     if given.run:
         run = load_run(given.run)
         warn(run.faults)
-        found.append(_subject(run, f"--run {given.run}", sentences))
+        found.append(_subject(run, f"--run {given.run}", sentences, name))
     if given.model:
         try:
             context_length = min(LONG, open_published(given.model).config.context_length)
         except UserError as error:
             raise UserError(f"{given.model}: {error}") from None
         run = load_published_run(given.model, given.corpus, context_length)
-        found.append(_subject(run, f"--model {given.model}", sentences))
+        found.append(_subject(run, f"--model {given.model}", sentences, name))
     return found
 
 
-def _subject(run: "SavedRun", command: str, sentences: "list[Sentence] | None") -> "Subject":
+def _subject(run: "SavedRun", command: str, sentences: "list[Sentence] | None", treebank: str) -> "Subject":
     import torch
 
     from analysis.derivation.finding import Subject
@@ -139,6 +158,7 @@ def _subject(run: "SavedRun", command: str, sentences: "list[Sentence] | None") 
         seed=config.run.seed,
         tokenizer=tokenizer,
         sentences=sentences,
+        treebank=treebank,
     )
 
 

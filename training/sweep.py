@@ -109,9 +109,10 @@ def _train(one: Training) -> str:
     told = one.folder.with_suffix(".log")
     while one.numbers() is None:
         words = ["--resume", str(one.folder)] if one.begun() else [*one.asked, "--run.overwrite", "true"]
-        if not (code := _run([sys.executable, str(ROOT / "train.py"), *words], told)):
+        code, said = _run([sys.executable, str(ROOT / "train.py"), *words], told)
+        if not code:
             break
-        lines = "\n".join(told.read_text(errors="replace").splitlines()[-LAST_LINES:])
+        lines = "\n".join(said.splitlines()[-LAST_LINES:])
         if "is training in run.dir" in lines:  # for a sweep that was killed before it: its result is as good
             continue
         if code == 2:
@@ -120,17 +121,24 @@ def _train(one: Training) -> str:
     return ""
 
 
-def _run(command: list[str], told: Path) -> int:
-    """In a session of its own: Ctrl-C comes here alone, is passed on once, and the run can save itself."""
-    with told.open("w") as output:
+def _run(command: list[str], told: Path) -> tuple[int, str]:
+    """Its exit code and what it said.
+
+    In a session of its own: Ctrl-C comes here alone, is passed on once, and the run can save itself. In a new
+    file: into one that is there, the training of a sweep that was killed, or of another, may still write.
+    """
+    told.unlink(missing_ok=True)
+    with told.open("w+", errors="replace") as output:
         kept: dict[str, Any] = {"stdout": output, "stderr": output, "start_new_session": True}
         with subprocess.Popen(command, **kept) as child:
             try:
-                return child.wait()
+                code = child.wait()
             except BaseException:
                 child.send_signal(signal.SIGINT)
                 child.wait()
                 raise
+        output.seek(0)
+        return code, output.read()
 
 
 def _result(config: Config) -> dict[str, Any]:

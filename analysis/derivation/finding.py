@@ -106,7 +106,7 @@ class Subject:
     """A trained model to look at, of --run or of --model; it is in evaluation mode.
 
     `probes` fit its context. `text_N` is text that it was not trained on, or the corpus of a published model,
-    as one row of tokens without BOS. `sentences`: of a treebank, if one was given.
+    as one row of tokens without BOS. `sentences`: of the file `treebank`, if one was given.
     """
 
     name: str
@@ -119,6 +119,7 @@ class Subject:
     seed: int
     tokenizer: Any = None
     sentences: "Sequence[Sentence] | None" = None
+    treebank: str = ""
 
 
 Seeds = Sequence[Mapping[str, float]]  # of one setting: the numbers of each finished run, by seed

@@ -15,6 +15,7 @@ from analysis.derivation.finding import Check, Experiment, Finding, Given, Subje
 from analysis.derivation.intervals import checked
 from analysis.heads import describe_heads, untrained
 from analysis.syntax import add_syntax
+from configs import UserError
 from configs.schema import Model
 from data.treebank import Sentence
 from model.attention import CausalSelfAttention
@@ -122,29 +123,35 @@ def depths(given: Given) -> Finding:
         return Finding(missing=[f"heads by depth: {MODEL}"])
     finding, (figure, drawn) = Finding(), panels(len(given.subjects))
     for subject, axes in zip(given.subjects, drawn, strict=True):
-        layers, L = _layers(subject), subject.model.config.n_layer
-        finding += _by_third(subject, layers)
+        (layers, fault), L = _layers(subject), subject.model.config.n_layer
+        finding += _by_third(subject, layers) + Finding(
+            missing=[f"syntactic heads: {fault}"] if fault else []
+        )
         for y, (kind, (first, stop, _)) in enumerate(THIRDS.items()):
             axes.barh(y, (stop - first) * L / 3, left=first * L / 3 - 0.5, color="#eeeeee")
             count = Counter(layers[kind])
             axes.scatter([*count], [y] * len(count), [20 * n for n in count.values()], COLOURS[y])
         axes.set_yticks(range(len(THIRDS)), [*THIRDS])
         axes.set(xlim=(-0.5, L - 0.5), xticks=range(0, L, 1 + L // 8), xlabel="layer (grey: by the text)")
-        axes.set_title(subject.name, loc="left", fontsize=10)
+        axes.set_title(subject.name, loc="left", fontsize=10, parse_math=False)  # a name may have $ in it
     sentences = next((subject.sentences for subject in given.subjects if subject.sentences), None)
     return finding + Finding(_prepositions(sentences) if sentences else [], figures=[figure])
 
 
-def _layers(subject: Subject) -> dict[str, list[int]]:
-    """The layer of each head of a kind."""
-    model, seed = subject.model, subject.seed
+def _layers(subject: Subject) -> tuple[dict[str, list[int]], str]:
+    """The layer of each head of a kind, and why the treebank could not be used."""
+    model, seed, fault = subject.model, subject.seed, ""
     document = describe_heads(model, subject.probes, subject.bos_trained, seed, {})
     if subject.sentences:
-        add_syntax(document, model, untrained(model, seed), subject.tokenizer, subject.sentences, "", seed)
+        asked = subject.tokenizer, subject.sentences, subject.treebank, seed
+        try:
+            add_syntax(document, model, untrained(model, seed), *asked)
+        except UserError as error:  # the other statements do not depend on it
+            fault = str(error)
     labels = [
         (head["layer"], {label.partition(":")[0] for label in head["labels"]}) for head in document["heads"]
     ]
-    return {kind: [layer for layer, own in labels if kind in own] for kind in THIRDS}
+    return {kind: [layer for layer, own in labels if kind in own] for kind in THIRDS}, fault
 
 
 def _by_third(subject: Subject, layers: dict[str, list[int]]) -> Finding:
@@ -175,6 +182,8 @@ def _by_third(subject: Subject, layers: dict[str, list[int]]) -> Finding:
 def _prepositions(sentences: Sequence[Sentence]) -> list[Check]:
     words = [(n, word) for sentence in sentences for n, word in enumerate(sentence.words)]
     arcs = [(n, word.head) for n, word in words if word.relation == "case" and word.head is not None]
+    if not arcs:
+        return []
     what = f"share of {len(arcs)} prepositions whose object a causal model lets them see"
     return [_share(what, sum(head < n for n, head in arcs), len(arcs), 0.5)]
 

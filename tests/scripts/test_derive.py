@@ -94,6 +94,7 @@ def test_numbers_that_are_not_finite_are_words_in_the_results(tmp_path, monkeypa
         (["--only", "15"], "1 to 14"),
         (["--only", "3,x"], "'3,x': give numbers of statements"),
         (["--only", ""], "give numbers"),
+        (["--only", "3", "--seed", 10**30], "--seed: give a whole number of 63 bits"),
         (["--corpus", "a.txt"], "--corpus goes with --model"),
         (["--treebank", "a.conllu"], "--treebank goes with --run or --model"),
         (["--run", "nowhere"], "nowhere"),
@@ -115,6 +116,23 @@ def test_results_go_to_a_folder_and_never_to_a_file(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setattr(statements, "STATEMENTS", [])  # with which there would be nothing to tell later
+    monkeypatch.setattr("analysis.derivation.page.write", lambda *_: pytest.fail("measured"))
+    for more in ([], ["--train"]):
+        with pytest.raises(UserError, match=r"cannot write .*x: Not a directory"):
+            serve("--out", tmp_path / "file" / "x", *more)
+
+
+def test_the_report_of_a_run_is_not_replaced(tmp_path):
+    run = start(tmp_path)
+    before = contents(run)
+    with pytest.raises(UserError, match=r"--out .* is a run, whose report.html would be replaced"):
+        serve("--only", "4", "--run", run, "--out", run)
+    assert contents(run) == before
+
+
 def test_a_trained_model_is_looked_at_and_its_folder_left_as_it_is(tmp_path, capsys):
     run = start(tmp_path)
     before = contents(run)
@@ -124,6 +142,21 @@ def test_a_trained_model_is_looked_at_and_its_folder_left_as_it_is(tmp_path, cap
     assert "heads by depth: the" in told  # too few layers
     assert "streaming on run: needs a text of" in told
     assert "run: overlap" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_run_may_be_named_as_a_formula_that_is_none(tmp_path):
+    run = start(tmp_path).rename(tmp_path / r"cost $\frac$ <b>")
+    serve("--only", "10", "--run", run, "--out", tmp_path / "out")
+    assert r"cost $\frac$ &lt;b&gt;: " in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_treebank_in_which_no_head_can_be_looked_at_is_told_and_the_rest_is_measured(tmp_path, capsys):
+    run = start(tmp_path)
+    (tmp_path / "bare.conllu").write_text("1\tHi\thi\tINTJ\t_\t_\t0\troot\t_\t_\n\n")
+    treebank = tmp_path / "bare.conllu"
+    serve("--only", "4,10", "--run", run, "--treebank", treebank, "--out", tmp_path / "out")
+    assert [result["id"] for result in results(tmp_path / "out")] == [4, 10]
+    assert "not measured: syntactic heads: treebank bare.conllu: nothing to score" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -50,10 +50,11 @@ def here(configs, monkeypatch):
     """Trainings in this process, in place of one each; the list has what was asked of each."""
     asked = []
 
-    def run(command: list[str], told: Path) -> int:
+    def run(command: list[str], told: Path) -> tuple[int, str]:
         asked.append(command[2:])
         with told.open("w") as file, redirect_stdout(file), redirect_stderr(file):
-            return train.main(parse(command[2:]))
+            code = train.main(parse(command[2:]))
+        return code, told.read_text()
 
     monkeypatch.setattr(sweep, "_run", run)
     return asked
@@ -152,7 +153,7 @@ def test_a_request_that_is_wrong_ends_the_sweep_in_words(here, configs, tmp_path
 def test_a_folder_that_another_training_has_is_waited_for(here, tmp_path, monkeypatch):
     run, refused = sweep._run, []
 
-    def one_that_is_refused(command: list[str], told: Path) -> int:
+    def one_that_is_refused(command: list[str], told: Path) -> tuple[int, str]:
         if refused:
             return run(command, told)
         place(tmp_path, "fast", 1).mkdir()
@@ -162,7 +163,18 @@ def test_a_folder_that_another_training_has_is_waited_for(here, tmp_path, monkey
 
     monkeypatch.setattr(sweep, "_run", one_that_is_refused)
     assert [*sweep.sweep(["fast"], [1], tmp_path)] == ["fast"]
-    assert refused == [2]
+    assert [code for code, _ in refused] == [2]
+
+
+def test_what_another_process_writes_to_the_same_log_is_not_taken_for_what_this_training_said(tmp_path):
+    told = tmp_path / "one.log"
+    with told.open("w") as orphan:  # of a sweep that was killed: it goes on writing where it was
+        print("step 1", file=orphan, flush=True)
+        words = [sys.executable, "-c", "print('it is training in run.dir'); raise SystemExit(2)"]
+        child = sweep._run(words, told)
+        orphan.write("step 2\n" * 9)
+    assert child == (2, "it is training in run.dir\n")
+    assert told.read_text() == child[1]
 
 
 SWEEP = """
