@@ -36,7 +36,7 @@ DIRECTIONS = ["separate", "qk_tied", "qk_identity", "learned", "learned_tied"]
 VALUES = ["separate", "value_key", "value_identity"]
 NORMED = ["separate", "scale_none", "scale_linear"]
 UNNORMED = ["no_norm", "no_norm_scale_none", "no_norm_scale_linear"]
-GROUPS = ["separate", "kv_2", "kv_1"]
+GROUPS = ["separate", "kv_1"]
 
 
 def directions(given: Given) -> Finding:

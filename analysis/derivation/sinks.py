@@ -9,7 +9,8 @@ from analysis.derivation.streaming import streaming
 
 LABEL = 0.3  # weight on BOS from which on analysis/heads.py calls a head a sink
 NONE = "sink_none"
-ELSEWHERE = ["sink_zero", "sink_learned", "sink_gate", "sink_zero_fast", "sink_zero_rotary"]
+VARIED = ["sink_zero_fast", "sink_zero_rotary", "sink_zero_no_bias"]
+ELSEWHERE = ["sink_zero", "sink_learned", "sink_gate", *VARIED]
 
 
 def sinks(given: Given) -> Finding:
@@ -18,8 +19,8 @@ def sinks(given: Given) -> Finding:
 
     Method: one layer of one head on Bigram-Backcopy, where it has work to do after three trigger tokens only:
     as it is; with one more outcome of the softmax that has no value, of score 0 or learned; with a gate that
-    turns the head's output off. The first of these also at four times the rate and with rotary positions; all
-    have biases. A trained model reads far past its window, the first entries of its cache kept or dropped.
+    turns the head's output off. The first of these also at four times the rate, with rotary positions, and
+    without biases. A trained model reads far past its window, the first entries of its cache kept or dropped.
 
     Expected: a weight on BOS of at least 0.3 as it is, the premise, and of less in each other case
     (Miller 2023; Guo et al. 2024, 2410.13835; Gu et al. 2024, 2410.10781; Qiu et al. 2025, 2505.06708).

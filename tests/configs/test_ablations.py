@@ -25,12 +25,12 @@ CHANGES = {
     "no_norm_scale_none": ("no_norm", {"model.scale"}),
     "no_norm_scale_linear": ("no_norm", {"model.scale"}),
     "kv_1": ("separate", {"model.n_kv_head"}),
-    "kv_2": ("separate", {"model.n_kv_head"}),
     "sink_zero": ("sink_none", {"model.sink"}),
     "sink_learned": ("sink_none", {"model.sink"}),
     "sink_gate": ("sink_none", {"model.gate"}),
     "sink_zero_fast": ("sink_zero", {"optimizer.muon_lr"}),
     "sink_zero_rotary": ("sink_zero", TURNED),
+    "sink_zero_no_bias": ("sink_zero", {"model.bias"}),
 }
 
 

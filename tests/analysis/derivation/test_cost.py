@@ -134,6 +134,15 @@ def test_blocks_that_are_never_larger_read_as_much_as_ever(monkeypatch: pytest.M
     assert "keys and values read: exponent of the rows of a block" in failed(finding)
 
 
+def test_keys_that_come_to_the_wrong_group_while_decoding_overturn_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    extend = LayerCache.extend
+    swapped = lambda self, k, v: extend(self, k.flip(1), v)  # noqa: E731
+    monkeypatch.setattr(LayerCache, "extend", swapped)
+    assert cost.grouped(GIVEN).verdict == "does not hold"
+
+
 def test_grouped_heads_shrink_the_cache_in_proportion() -> None:
     finding = cost.grouped(GIVEN)
     assert finding.verdict == "holds"

@@ -40,7 +40,7 @@ AS_CLAIMED = {
     **dict.fromkeys(["separate", "learned", "no_norm"], SEPARATE),
     **dict.fromkeys(["qk_tied", "qk_identity", "learned_tied", "value_key", "value_identity"], WORSE),
     **dict.fromkeys(["scale_none", "no_norm_scale_none", "scale_linear", "no_norm_scale_linear"], WORSE),
-    **dict.fromkeys(["kv_1", "kv_2"], SEPARATE),
+    "kv_1": SEPARATE,
     "sink_none": {"sink": 0.8},
     **{name: {"sink": 0.02} for name in sinks.ELSEWHERE},
 }
