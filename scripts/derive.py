@@ -96,7 +96,7 @@ def main(given: Namespace) -> None:
         raise UserError(f"cannot write {error.filename or given.out}: {error.strerror}") from None
     for missing in dict.fromkeys(line for section in sections for line in section.finding.missing):
         print(f"not measured: {missing}")
-    print(f"{given.out}: {', '.join(files[:2])}, {len(files) - 2} pictures")
+    print(f"{given.out}: {', '.join(files[:2])}, {len(files) - 2} figures")
 
 
 def _make(folder: Path) -> None:

@@ -95,8 +95,10 @@ def number(value: float) -> str:
 
 def measured(check: Check) -> str:
     """The number and its error, to the error's second digit."""
-    if not check.error or not math.isfinite(check.measured) or not math.isfinite(check.error):
+    if not math.isfinite(check.measured) or not math.isfinite(check.error):
         return number(check.measured)
+    if check.error < 1e-9 * max(1, abs(check.measured)):  # of rounding at most
+        return number(round(check.measured, 9))
     places = max(0, 1 - math.floor(math.log10(check.error)))
     if places > 6:
         return f"{check.measured:.3g} ± {check.error:.1g}"

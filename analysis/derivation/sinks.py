@@ -34,7 +34,9 @@ def interventions(given: Given) -> Finding:
     checks = [replace(check, premise=True) for check in as_it_is]
     for name in ELSEWHERE:
         checks += compare(given, f"{name}: weight on BOS", float, "sink", name, high=LABEL)
-    finding = found(given, [NONE, *ELSEWHERE], checks, [], ["sink", "loss", "entropy"])
+    gate = "A gate that is closed makes weights irrelevant: weight that stays on BOS there refutes nothing."
+    says = [gate] if given.trained.get("sink_gate") else []
+    finding = found(given, [NONE, *ELSEWHERE], checks, says, ["sink", "loss", "entropy"])
     for figure in finding.figures:
         line(figure.axes[0], LABEL, "a sink from here on")
     return finding

@@ -62,7 +62,7 @@ def test_some_statements_come_with_their_numbers_and_pictures_in_place_of_older_
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:2]] == ["4", "6"]
-    assert lines[-1] == f"{tmp_path}: report.html, results.json, 2 pictures"
+    assert lines[-1] == f"{tmp_path}: report.html, results.json, 2 figures"
 
 
 def test_the_same_seed_finds_the_same_numbers(tmp_path):
