@@ -1,6 +1,6 @@
 """Every statement of the derivation of self-attention as an experiment: a number, a picture, a verdict.
 
-Writes report.html, results.json and the pictures. Alone it needs no data and takes a minute and a half; a
+Writes report.html, results.json and the pictures. Alone it needs no data and takes about half a minute; a
 trained model (--run, --model) and short trainings (--train) measure the rest.
 """
 
