@@ -5,8 +5,9 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from itertools import count
 from pathlib import Path
@@ -23,8 +24,9 @@ def held(path: Path) -> Iterator[FileIO]:
     Raises BlockingIOError, with what that one wrote, where somebody holds it; OSError for what is no file, or
     a link: whoever passes a folder on could have it empty any file of ours.
     """
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise OSError(errno.EINVAL, f"{path.name} is no regular file", str(path))
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise OSError(errno.EINVAL, f"{path.name} is no regular file", str(path))
     # Unbuffered, so that what a full disk has refused is not tried again as the file is closed.
     with path.open("a+b", buffering=0) as file:
         try:
@@ -89,11 +91,11 @@ def sha256_of(path: Path) -> str:
 
 def refuse_large(path: Path, most: int | None) -> None:
     """Raises `OSError` for what is no regular file, so may have no end, or has more than `most` bytes."""
-    size = path.stat().st_size
-    if not path.is_file():
+    there = path.stat()
+    if not stat.S_ISREG(there.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    if most is not None and size > most:
-        raise OSError(errno.EFBIG, f"it has {size:,} bytes, and {most:,} are the most", str(path))
+    if most is not None and there.st_size > most:
+        raise OSError(errno.EFBIG, f"it has {there.st_size:,} bytes, and {most:,} are the most", str(path))
 
 
 def read_json(path: Path, most: int = SMALL) -> Any:
@@ -115,4 +117,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_at(path: Path, file: FileIO) -> bool:
-    return path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    # One look: what another process moves away between two is neither there nor missing.
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    return False

@@ -263,6 +263,15 @@ def test_a_writer_that_comes_to_hold_what_another_has_just_finished_takes_a_file
     assert (os.listdir(tmp_path), path.read_text(), len(come)) == (["heads.json"], "ours", 2)
 
 
+def test_a_file_that_another_moves_away_between_two_looks_is_taken_as_gone(tmp_path, monkeypatch):
+    path = tmp_path / "heads.json"
+    monkeypatch.setattr(Path, "exists", lambda self: True)  # as it was when one looked
+    replace_text(path, "ours")
+    with files.held(tmp_path / "lock"):
+        (tmp_path / "lock").rename(tmp_path / "moved")
+    assert (sorted(os.listdir(tmp_path)), path.read_text()) == (["heads.json", "moved"], "ours")
+
+
 def test_a_write_that_fails_leaves_the_old_text_alone(tmp_path, monkeypatch):
     path = tmp_path / "heads.json"
     replace_text(path, "old")
