@@ -10,9 +10,9 @@ from statistics import mean, stdev
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.derivation import intervals
 from analysis.derivation.drawing import COLOURS, GREY, panels
 from analysis.derivation.finding import Check, Finding, Given, Seeds, Table
-from analysis.derivation.intervals import checked
 from data.corpora import shakespeare, split
 
 TRAIN = "`python -m scripts.derive --train`"
@@ -78,35 +78,37 @@ def learning(given: Given) -> Finding:
         loss = f"{where}: loss on text, without the scale - with it"
         checks += compare(given, early, truediv, "learned_early", none, name, high=HARDLY)
         checks += compare(given, loss, sub, "loss", none, name, low=0)
-        for other in compare(given, "", sub, "loss", linear, name):
-            change = f"{other.measured:+.3f} ± {other.error:.3f} nats"
+        if len(changes := paired(given, sub, "loss", linear, name)) > 1:
+            change = "{:+.3f} ± {:.3f} nats".format(*intervals.mean(changes))
             says.append(f"To divide by d rather than √d changes the loss on text by {change} ({where}).")
     return found(given, [*NORMED, *UNNORMED], checks, says, ["learned_early", "loss", "induction", "entropy"])
 
 
 def grouped(given: Given) -> Finding:
     """Statement 14: what it costs to share keys and values. The text does not call it free: no check."""
-    says = [
-        f"Against separate, {name} changes the loss on text by {lost.measured:+.3f} ± {lost.error:.3f} nats."
-        for name in GROUPS[1:]
-        for lost in compare(given, "", sub, "loss", name, "separate")
-    ]
+    says = []
+    for name in GROUPS[1:]:
+        if len(lost := paired(given, sub, "loss", name, "separate")) > 1:
+            change = "{:+.3f} ± {:.3f} nats".format(*intervals.mean(lost))
+            says.append(f"Against separate, {name} changes the loss on text by {change}.")
     return found(given, GROUPS, [], says, ["loss", "repeat_loss_2", "induction"])
 
 
 def compare(
     given: Given, what: str, how: How, key: str, *cells: str, low: float = -inf, high: float = inf
 ) -> list[Check]:
-    """The check of `how` of the values of `key` in `cells`, taken seed by seed: mean and t interval.
-
-    None where fewer than two seeds have all of them.
-    """
-    by_seed = [{run["seed"]: run[key] for run in given.trained.get(name, ())} for name in cells]
-    shared = set.intersection(*map(set, by_seed))
-    values = [how(*(cell[seed] for cell in by_seed)) for seed in shared]
+    """The check of what is `paired`: mean and t interval. None where fewer than two seeds have all cells."""
+    values = paired(given, how, key, *cells)
     expected = f"above {low:g}" if high == inf else f"below {high:.3g}"
     strictly = nextafter(low, inf), nextafter(high, -inf)  # two runs that are the same differ by exactly 0
-    return [checked(what, values, *strictly, expected)] if len(values) > 1 else []
+    return [intervals.checked(what, values, *strictly, expected)] if len(values) > 1 else []
+
+
+def paired(given: Given, how: How, key: str, *cells: str) -> list[float]:
+    """`how` of the values of `key` in `cells`, for each seed that all of them have."""
+    by_seed = [{run["seed"]: run[key] for run in given.trained.get(name, ())} for name in cells]
+    shared = set.intersection(*map(set, by_seed))
+    return [how(*(cell[seed] for cell in by_seed)) for seed in shared]
 
 
 def found(
